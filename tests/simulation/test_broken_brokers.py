@@ -135,10 +135,10 @@ def parked_is_forgotten_at_a_restart(patch):
 
 
 def answers_do_not_wait_for_the_disk(patch):
-    def follow(self, connection, requests, answers):
+    def answer(self, connection, requests, answers):
         connection.send(*answers)
 
-    patch(Flusher, "follow", follow)
+    patch(Flusher, "answer", answer)
 
 
 def the_group_is_not_looked_at(patch):

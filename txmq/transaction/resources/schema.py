@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 
 from sqlalchemy import Engine, select, text
 from sqlalchemy.exc import SQLAlchemyError
@@ -35,7 +36,8 @@ def create_fence(engine: Engine, name: str = "txmq_fence", schema: str | None = 
         raise DatabaseFailed(f"{fence.name} could not be made: {words(error)}") from error
     resource = SQLResource(engine, fence=name, schema=schema)
     try:
-        asyncio.run(resource.verify())
+        with ThreadPoolExecutor(1) as apart:  # The caller's thread may have a running event loop.
+            apart.submit(asyncio.run, resource.verify()).result()
     finally:
         resource.close()
     return is_new

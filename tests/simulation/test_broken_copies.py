@@ -177,10 +177,10 @@ def readers_see_what_the_copies_lack(patch):
 
 
 def a_new_leader_shows_what_its_copies_lack(patch):
-    async def opened(self):
+    async def until_start_copied(self):
         pass
 
-    patch(Acknowledgements, "opened", opened)
+    patch(Acknowledgements, "until_start_copied", until_start_copied)
     return MIX.but(faults=("kill twice",))
 
 

@@ -52,10 +52,10 @@ def recalls_are_forgotten_at_a_restart(patch):
 
 
 def an_answer_does_not_wait_for_the_disk(patch):
-    def follow(self, connection, requests, answers):
+    def answer(self, connection, requests, answers):
         connection.send(*answers)
 
-    patch(Flusher, "follow", follow)
+    patch(Flusher, "answer", answer)
 
 
 def a_copy_is_written_twice(patch):

@@ -211,10 +211,10 @@ def nobody_minds_that_the_clock_was_set_back(patch):
 
 
 def answers_do_not_wait_for_the_disk(patch):
-    def follow(self, connection, requests, answers):
+    def answer(self, connection, requests, answers):
         connection.send(*answers)
 
-    patch(Flusher, "follow", follow)
+    patch(Flusher, "answer", answer)
     return SLOW_DISK
 
 

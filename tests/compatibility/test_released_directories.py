@@ -28,7 +28,7 @@ FOREVER = Duration(10**9)
 
 
 def broker_on(data, check_s=3600):
-    """A broker of today on this directory."""
+    """A broker of this version on this directory."""
     free = "127.0.0.1:0"
     return Broker(
         BrokerSettings(
@@ -57,14 +57,14 @@ def test_every_released_version_has_an_archive():
     assert [path.name for path in ARCHIVES if path.stat().st_size > 100_000] == []
 
 
-def test_verify_finds_no_fault(left):
+def test_log_verify_finds_no_fault_in_a_released_directory(left):
     printed = CliRunner().invoke(app, ["log", "verify", "--data", left.data])
 
     assert printed.exit_code == 0, printed.output
 
 
 @run_by(run)
-async def test_a_broker_serves_what_was_written(left):
+async def test_a_broker_serves_the_messages_of_a_released_directory(left):
     async with broker_on(left.data) as broker, Session(broker.names) as session:
         admin = Admin(session)
         assert await seen_by(admin) == facts_of(left.facts)
@@ -94,7 +94,7 @@ async def delayed_queue(admin):
 
 
 @run_by(run)
-async def test_the_database_decides_transactions_that_were_open(left):
+async def test_open_transactions_of_a_released_version_are_decided_by_the_database(left):
     resource = SQLResource(left.engine)
     async with (
         broker_on(left.data, check_s=0.05) as broker,
@@ -117,13 +117,13 @@ async def test_the_database_decides_transactions_that_were_open(left):
     assert states["killed"] is rollback
 
 
-def test_the_tables_are_the_ones_that_this_version_needs(left):
+def test_released_tables_need_no_migration(left):
     assert create_fence(left.engine) is False
     assert create_done(left.engine) is False
     create_outbox(left.engine)
 
 
-def test_work_that_was_done_is_not_done_again(left):
+def test_work_done_under_a_released_version_is_not_repeated(left):
     @idempotent(UniqueKeyTable(left.engine), key=lambda key: key, scope="billing")
     def bill(session, key):
         session.execute(text("INSERT INTO booking VALUES (:key)"), {"key": key})
@@ -137,7 +137,7 @@ def test_work_that_was_done_is_not_done_again(left):
 
 
 @run_by(run)
-async def test_a_relay_sends_what_waited(left):
+async def test_a_relay_sends_the_outbox_rows_of_a_released_version(left):
     async with (
         broker_on(left.data) as broker,
         Session(broker.names) as session,

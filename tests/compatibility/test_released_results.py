@@ -6,7 +6,7 @@ from tests.reconcile.whole_stage import THURSDAY, WEDNESDAY
 from txmq.reconcile.results import open_results
 
 
-def test_a_result_is_read_and_signed(left):
+def test_a_result_of_a_released_version_can_be_read_and_signed(left):
     with open_results(left.night.rules.directory) as results:
         found = results.current(WEDNESDAY)
         assert found.result_digest == left.facts["result_digest"]
@@ -18,7 +18,7 @@ def test_a_result_is_read_and_signed(left):
 
 
 @pytest.mark.timeout(300)
-def test_the_next_date_continues_a_result(left, spark):
+def test_a_reconciliation_continues_the_result_of_a_released_version(left, spark):
     done = left.night.run(spark, THURSDAY)
 
     assert done.previous_digest == left.facts["result_digest"]

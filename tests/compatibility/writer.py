@@ -79,7 +79,7 @@ async def write_messages(names, admin):
 
 
 async def write_transactions(names, engine):
-    """A committed and a rolled-back transaction, and two that the broker knows no outcome of."""
+    """A committed and a rolled-back transaction, and two whose outcome the broker does not know."""
     resource = SQLResource(engine)
     async with TransactionManager(BANK, names, resource) as manager:
 

@@ -71,12 +71,12 @@ class Cluster:
 
     async def _introduce(self):
         brokers = await self.admin.cluster()
-        masters = [each for each in brokers if MASTER in each.addresses]
-        self.brokers = [each for each in masters if self.cluster in (None, each.cluster)]
-        for each in self.brokers:
-            stats = await self.admin.broker_stats(each.name)
+        masters = [broker for broker in brokers if MASTER in broker.addresses]
+        self.brokers = [broker for broker in masters if self.cluster in (None, broker.cluster)]
+        for broker in self.brokers:
+            stats = await self.admin.broker_stats(broker.name)
             version = stats.get("brokerVersionDesc", "of no known version")
-            self.remarks.add(f"ran against broker {each.name} {version}, {self.names}")
+            self.remarks.add(f"ran against broker {broker.name} {version}, {self.names}")
 
     async def __aexit__(self, *problem):
         for group in self._groups:
@@ -93,7 +93,7 @@ class Cluster:
         self.remarks.add(text, self.test)
 
     def cannot(self, why):
-        """End a test of what others' clusters need not do; ours does all of it, or has failed."""
+        """Skip a test of an optional feature; on our own broker it fails instead."""
         (pytest.fail if self.is_ours else pytest.skip)(why)
 
     # -- names and actors --------------------------------------------------------------------
@@ -102,7 +102,7 @@ class Cluster:
         return f"{self._stem}-{next(numbers)}"
 
     async def topic(self, queues=QUEUES):
-        """A topic with so many queues at every broker."""
+        """A topic with this many queues at every broker."""
         name = self.name()
         self._topics.append(name)
         await self.admin.create_topic(name, queues, cluster=self.cluster)
@@ -162,13 +162,13 @@ class Cluster:
         await self.until(refused, what)
 
     async def until_committed(self, group, topic):
-        """Wait until a group has come to the end of every queue, and the brokers know."""
+        """Wait until a group has committed the end of every queue."""
         queues = await self.queues(topic)
 
         async def committed():
-            for each in queues:
-                end = await self.admin.max_offset(each)
-                if await self.admin.committed_offset(group, each) != end:
+            for queue in queues:
+                end = await self.admin.max_offset(queue)
+                if await self.admin.committed_offset(group, queue) != end:
                     return False
             return True
 
@@ -186,24 +186,24 @@ class Cluster:
         return message
 
     async def all_stored(self, topic, count):
-        """Every message of a topic, once there are so many."""
+        """Every message of a topic, once it has this many."""
 
         async def found():
             status = await self.admin.topic_status(topic)
-            return sum(each.max_offset - each.min_offset for each in status) >= count and status
+            return sum(entry.max_offset - entry.min_offset for entry in status) >= count and status
 
         messages = []
-        for each in await self.until(found, f"{count} messages in {topic}"):
-            offset = each.min_offset
-            while offset < each.max_offset:
-                batch = await self.admin.pull(each.queue, offset)
+        for entry in await self.until(found, f"{count} messages in {topic}"):
+            offset = entry.min_offset
+            while offset < entry.max_offset:
+                batch = await self.admin.pull(entry.queue, offset)
                 messages += batch.messages
-                assert batch.next_offset > offset, f"a pull at {each.queue}@{offset} leads nowhere"
+                assert batch.next_offset > offset, f"a pull at {entry.queue}@{offset} leads nowhere"
                 offset = batch.next_offset
         return messages
 
     async def dead_letters(self, group):
-        """What the group has given up."""
+        """The dead letters of the group."""
         try:
             return await self.all_stored(f"%DLQ%{group}", 1)
         except TopicNotFound:
@@ -212,7 +212,7 @@ class Cluster:
             self.cannot("this broker lets nobody read dead letters; older ones do not")
 
     async def require_send_back(self, result):
-        """Go no further where the brokers cannot take messages back from consumers."""
+        """Skip the test if the brokers cannot take messages back from consumers."""
         header = SendBack(
             offset=(await self.stored(result.queue, result.offset)).position,
             group=await self.group(),
@@ -249,7 +249,7 @@ class Listener:
         return await verdict if asyncio.iscoroutine(verdict) else verdict
 
     def take(self, message):
-        """What is done with a message unless a test puts another function into ``handle``."""
+        """Handle a message unless a test sets another function as ``handle``."""
         self.messages.append(message)
 
     async def __aenter__(self):
@@ -264,23 +264,23 @@ class Listener:
 
     @property
     def ids(self):
-        return [each.id for each in self.messages]
+        return [message.id for message in self.messages]
 
     @property
     def bodies(self):
-        return [each.body for each in self.messages]
+        return [message.body for message in self.messages]
 
     async def until_given(self, results):
         """Wait until it was given every message that was acknowledged with these results."""
-        wanted = {each.id for each in results}
+        wanted = {result.id for result in results}
         await self._cluster.until(
             lambda: wanted <= set(self.ids), f"{len(wanted)} messages to be handled"
         )
 
     @property
     def queues(self):
-        """Those it holds of its topic; that of its group's retries is its own affair."""
-        return [each for each in self.consumer.queues if each.topic == self.topic]
+        """The held queues of its topic, without the retry queues of its group."""
+        return [queue for queue in self.consumer.queues if queue.topic == self.topic]
 
     async def until_holding(self, queues):
         """Wait until it holds exactly these queues."""

@@ -9,16 +9,16 @@ from txmq.errors import ConsumerOffline, TopicNotFound
 
 async def send(cluster, parts):
     async with cluster.producer() as producer:
-        return [await producer.send(each) for each in parts]
+        return [await producer.send(part) for part in parts]
 
 
-async def test_topics_are_made_changed_shown_and_removed(cluster):
+async def test_topics_are_created_changed_listed_and_deleted(cluster):
     admin, topic = cluster.admin, await cluster.topic(queues=3)
     queues = await cluster.queues(topic)
-    brokers = {each.broker for each in queues}
+    brokers = {entry.broker for entry in queues}
     assert topic in await admin.topics()
     assert len(queues) == 3 * len(brokers)
-    assert [each.queue for each in await admin.topic_status(topic)] == queues
+    assert [entry.queue for entry in await admin.topic_status(topic)] == queues
 
     route = await admin.create_topic(topic, 5, cluster=cluster.cluster)
     assert len(route.readable) == len(route.writable) == 5 * len(brokers)
@@ -27,7 +27,7 @@ async def test_topics_are_made_changed_shown_and_removed(cluster):
 
     async def counted():
         status = await admin.topic_status(topic)
-        return sum(each.max_offset for each in status) == sent
+        return sum(entry.max_offset for entry in status) == sent
 
     await cluster.until(counted, "the topic's status to show its messages")
     await admin.delete_topic(topic)
@@ -35,7 +35,7 @@ async def test_topics_are_made_changed_shown_and_removed(cluster):
     assert topic not in await admin.topics()
 
 
-async def test_queues_to_write_are_taken_away_before_those_to_read(cluster):
+async def test_write_queues_can_be_reduced_without_read_queues(cluster):
     admin, topic = cluster.admin, await cluster.topic(queues=3)
     before = await admin.topic_config(topic)
     # RocketMQ 4.9.8 does not keep the flag for ordered topics, so it is not changed here.
@@ -43,7 +43,9 @@ async def test_queues_to_write_are_taken_away_before_those_to_read(cluster):
 
     route = await admin.update_topic(topic, fewer)
 
-    assert {(each.read_queue_nums, each.write_queue_nums) for each in before.values()} == {(3, 3)}
+    assert {
+        (settings.read_queue_nums, settings.write_queue_nums) for settings in before.values()
+    } == {(3, 3)}
     assert len(route.readable) == 3 * len(before)
     assert len(route.writable) == len(before)
     assert await admin.topic_config(topic) == fewer
@@ -51,7 +53,7 @@ async def test_queues_to_write_are_taken_away_before_those_to_read(cluster):
         assert (await admin.topics_of_broker(broker))[topic] == fewer[broker]
 
 
-async def test_groups_are_made_changed_shown_and_removed(cluster):
+async def test_groups_are_created_changed_listed_and_deleted(cluster):
     admin, group = cluster.admin, await cluster.group()
     assert (await admin.groups(cluster=cluster.cluster))[group].consume_enable
 
@@ -63,7 +65,7 @@ async def test_groups_are_made_changed_shown_and_removed(cluster):
     assert group not in await admin.groups(cluster=cluster.cluster)
 
 
-async def test_offsets_are_noted_and_told(cluster):
+async def test_committed_offsets_progress_and_lag_can_be_read(cluster):
     queue, group = await cluster.queue(), await cluster.group()
     await send(cluster, messages(queue.topic, 10))
 
@@ -75,14 +77,14 @@ async def test_offsets_are_noted_and_told(cluster):
     await cluster.admin.commit_offset(group, queue, 5)
     assert await cluster.admin.committed_offset(group, queue) == 5
     progress = await cluster.admin.group_progress(group, queue.topic, cluster=cluster.cluster)
-    assert [(each.queue, each.group_offset, each.lag) for each in progress] == [(queue, 5, 5)]
+    assert [(line.queue, line.group_offset, line.lag) for line in progress] == [(queue, 5, 5)]
     assert group in await cluster.admin.topic_groups(queue.topic)
     behind = await cluster.admin.group_lag(group, queue.topic, cluster=cluster.cluster)
     assert behind.lag == 5
     assert 0 <= behind.oldest_ms < 600_000
 
 
-async def test_members_of_groups_are_seen_while_they_are_connected(cluster):
+async def test_group_members_are_listed_while_they_are_connected(cluster):
     admin, topic, group = cluster.admin, await cluster.topic(), await cluster.group()
     await cluster.until_refused(
         ConsumerOffline,
@@ -91,7 +93,7 @@ async def test_members_of_groups_are_seen_while_they_are_connected(cluster):
     )
     async with cluster.listener(group, topic, "A || B") as listener:
         seen = await admin.group_connections(group, cluster=cluster.cluster)
-        assert [each.id for each in seen.clients] == [listener.client.id]
+        assert [member.id for member in seen.clients] == [listener.client.id]
         assert seen.subscriptions[topic] == "A || B"
         assert seen.message_model == "CLUSTERING"
         assert group in await admin.topic_groups(topic)
@@ -102,7 +104,7 @@ async def test_members_of_groups_are_seen_while_they_are_connected(cluster):
     )
 
 
-async def test_producers_are_seen_while_they_are_connected(cluster):
+async def test_producers_are_listed_while_they_are_connected(cluster):
     topic = await cluster.topic()
     async with cluster.producer() as producer:
         await producer.send(messages(topic, 1)[0])
@@ -111,12 +113,12 @@ async def test_producers_are_seen_while_they_are_connected(cluster):
             found = await cluster.admin.producer_connections(
                 producer.group, cluster=cluster.cluster
             )
-            return [each.id for each in found] == [cluster.client.id]
+            return [connection.id for connection in found] == [cluster.client.id]
 
         await cluster.until(seen, "the producer to be seen")
 
 
-async def test_a_group_that_is_reset_is_given_everything_again(cluster):
+async def test_a_group_reset_to_the_start_gets_all_messages_again(cluster):
     topic, group = await cluster.topic(), await cluster.group()
     results = await send(cluster, messages(topic, 40))
     async with cluster.listener(group, topic, start=StartFrom.FIRST) as listener:
@@ -130,14 +132,14 @@ async def test_a_group_that_is_reset_is_given_everything_again(cluster):
     plan = await cluster.admin.plan_reset(group, topic, 0)
     moved = await cluster.admin.reset_offset(group, topic, 0)
 
-    assert {each.queue: each.after for each in plan} == moved
-    assert sum((each.before or 0) - each.after for each in plan) == len(results)
+    assert {move.queue: move.after for move in plan} == moved
+    assert sum((move.before or 0) - move.after for move in plan) == len(results)
     assert moved == dict.fromkeys(await cluster.queues(topic), 0)
     async with cluster.listener(group, topic, start=StartFrom.FIRST) as listener:
         await listener.until_given(results)
 
 
-async def test_a_group_is_reset_while_it_consumes(cluster):
+async def test_a_group_can_be_reset_while_it_consumes(cluster):
     topic, group = await cluster.topic(), await cluster.group()
     results = await send(cluster, messages(topic, 40))
     async with cluster.listener(group, topic, start=StartFrom.FIRST) as listener:

@@ -14,10 +14,10 @@ from txmq.message import Message
 
 async def send(cluster, parts):
     async with cluster.producer() as producer:
-        return [await producer.send(each) for each in parts]
+        return [await producer.send(part) for part in parts]
 
 
-async def test_messages_are_handled_as_they_were_sent(cluster):
+async def test_handlers_get_messages_as_they_were_sent(cluster):
     topic, group = await cluster.topic(), await cluster.group()
     sent = [
         Message(topic=topic, body=b"%d" % number, tags="T", keys=("k",), properties={"n": "1"})
@@ -27,15 +27,15 @@ async def test_messages_are_handled_as_they_were_sent(cluster):
         results = await send(cluster, sent)
         await listener.until_given(results)
 
-    told = {each.id: (each.queue, each.offset) for each in results}
-    assert {each.id: (each.queue, each.offset) for each in listener.messages} == told
-    bodies = {each.id: part.body for each, part in zip(results, sent, strict=True)}
-    assert {each.id: each.body for each in listener.messages} == bodies
-    for each in listener.messages:
-        assert (each.tags, each.keys, each.properties["n"]) == ("T", ("k",), "1")
+    told = {message.id: (message.queue, message.offset) for message in results}
+    assert {message.id: (message.queue, message.offset) for message in listener.messages} == told
+    bodies = {message.id: part.body for message, part in zip(results, sent, strict=True)}
+    assert {message.id: message.body for message in listener.messages} == bodies
+    for message in listener.messages:
+        assert (message.tags, message.keys, message.properties["n"]) == ("T", ("k",), "1")
 
 
-async def test_what_was_handled_is_committed_and_does_not_come_again(cluster):
+async def test_handled_messages_are_committed_and_not_delivered_again(cluster):
     topic, group = await cluster.topic(), await cluster.group()
     first = await send(cluster, messages(topic, 40))
     async with cluster.listener(group, topic, start=StartFrom.FIRST) as listener:
@@ -45,14 +45,14 @@ async def test_what_was_handled_is_committed_and_does_not_come_again(cluster):
         committed = await cluster.admin.committed_offset(group, queue)
         assert committed == await cluster.admin.max_offset(queue)
     progress = await cluster.admin.group_progress(group, topic, cluster=cluster.cluster)
-    assert {each.lag for each in progress} == {0}
+    assert {entry.lag for entry in progress} == {0}
     async with cluster.listener(group, topic, start=StartFrom.FIRST) as heir:
         second = await send(cluster, messages(topic, 8, "n"))
         await heir.until_given(second)
-    assert not {each.id for each in first} & set(heir.ids)
+    assert not {entry.id for entry in first} & set(heir.ids)
 
 
-async def test_a_tag_expression_selects_by_text(cluster):
+async def test_tags_are_matched_by_text_and_not_only_by_hash(cluster):
     topic, group = await cluster.topic(), await cluster.group()
     tags = itertools.cycle(["Aa", "BB", "标签", "A", ""])  # Aa and BB have one hash
     sent = [Message(topic=topic, body=b"x", tags=next(tags)) for _ in range(40)]
@@ -63,10 +63,10 @@ async def test_a_tag_expression_selects_by_text(cluster):
         wanted = [result for part, result in parts if part.tags in ("Aa", "标签")]
         await listener.until_given(wanted)
 
-    assert set(listener.ids) == {each.id for each in wanted}
+    assert set(listener.ids) == {message.id for message in wanted}
 
 
-async def test_an_orderly_consumer_keeps_order_through_failures(cluster):
+async def test_an_orderly_consumer_keeps_the_order_despite_failures(cluster):
     topic, group = await cluster.topic(), await cluster.group()
     async with cluster.producer() as producer:
         results = [
@@ -94,16 +94,16 @@ async def test_an_orderly_consumer_keeps_order_through_failures(cluster):
         await cluster.until(lambda: not any(failing.values()), "every failure")
 
     assert overlaps == []
-    for queue in {each.queue for each in results}:
-        told = [each.id for each in results if each.queue == queue]
-        given = [each.id for each in listener.messages if each.queue == queue]
+    for queue in {item.queue for item in results}:
+        told = [item.id for item in results if item.queue == queue]
+        given = [item.id for item in listener.messages if item.queue == queue]
         assert [key for key, _ in itertools.groupby(given)] == told
 
 
-async def test_members_share_the_queues_and_one_takes_over_from_the_other(cluster):
+async def test_members_share_the_queues_and_take_over_from_one_that_left(cluster):
     topic, group = await cluster.topic(), await cluster.group()
     queues = await cluster.queues(topic)
-    settings = {"start": StartFrom.FIRST}  # or a queue could start behind what is sent to it
+    settings = {"start": StartFrom.FIRST}  # or a queue could start after its messages
     async with cluster.listener(group, topic, **settings) as first:
         await first.until_holding(queues)
         async with cluster.listener(group, topic, **settings) as second:
@@ -116,7 +116,7 @@ async def test_members_share_the_queues_and_one_takes_over_from_the_other(cluste
                 "the queues to be shared",
             )
             together = await send(cluster, messages(topic, 40))
-            wanted = {each.id for each in together}
+            wanted = {result.id for result in together}
             await cluster.until(
                 lambda: wanted <= set(first.ids) | set(second.ids), "every message to be handled"
             )
@@ -127,7 +127,7 @@ async def test_members_share_the_queues_and_one_takes_over_from_the_other(cluste
         await first.until_given(alone)
 
 
-async def test_broadcasting_brings_every_message_to_every_member(cluster, tmp_path):
+async def test_broadcasting_delivers_every_message_to_every_member(cluster, tmp_path):
     topic, group = await cluster.topic(), await cluster.group()
     settings = {"start": StartFrom.FIRST, "is_broadcast": True, "offsets_path": tmp_path}
     before = await send(cluster, messages(topic, 20))
@@ -140,10 +140,10 @@ async def test_broadcasting_brings_every_message_to_every_member(cluster, tmp_pa
             await member.until_given(before + after)
 
     for member in (first, second):
-        assert set(member.ids) == {each.id for each in before + after}
+        assert set(member.ids) == {result.id for result in before + after}
 
 
-async def test_a_new_group_starts_at_the_first_message_if_it_wants(cluster):
+async def test_a_new_group_can_start_at_the_first_message(cluster):
     topic, group = await cluster.topic(), await cluster.group()
     before = await send(cluster, messages(topic, 20))
     async with cluster.listener(group, topic, start=StartFrom.FIRST) as listener:
@@ -152,9 +152,9 @@ async def test_a_new_group_starts_at_the_first_message_if_it_wants(cluster):
 
 
 async def starts_anywhere(cluster, group, topic):
-    """Whether the broker leaves the start to the group; in young queues most begin at 0."""
+    """Whether the broker leaves the start to the group; most brokers start young queues at 0."""
     known = [
-        await cluster.admin.committed_offset(group, each) for each in await cluster.queues(topic)
+        await cluster.admin.committed_offset(group, queue) for queue in await cluster.queues(topic)
     ]
     if known == [None] * len(known):
         return True
@@ -162,7 +162,7 @@ async def starts_anywhere(cluster, group, topic):
     return False
 
 
-async def test_a_new_group_starts_at_the_end_if_it_wants(cluster):
+async def test_a_new_group_can_start_at_the_end(cluster):
     topic, group = await cluster.topic(), await cluster.group()
     before = await send(cluster, messages(topic, 20))
     is_strict = await starts_anywhere(cluster, group, topic)
@@ -175,10 +175,10 @@ async def test_a_new_group_starts_at_the_end_if_it_wants(cluster):
         await listener.until_given(after if is_strict else before + after)
 
     if is_strict:
-        assert not {each.id for each in before} & set(listener.ids)
+        assert not {result.id for result in before} & set(listener.ids)
 
 
-async def test_a_new_group_starts_at_a_time_if_it_wants(cluster):
+async def test_a_new_group_can_start_at_a_time(cluster):
     topic, group = (await cluster.queue()).topic, await cluster.group()
     before = await send(cluster, messages(topic, 5))
     old = await cluster.stored(before[-1].queue, before[-1].offset)
@@ -194,11 +194,11 @@ async def test_a_new_group_starts_at_a_time_if_it_wants(cluster):
         await listener.until_given(wanted)
 
     if is_strict:
-        assert set(listener.ids) == {each.id for each in wanted}
+        assert set(listener.ids) == {result.id for result in wanted}
 
 
 @pytest.mark.timeout(2 * PATIENCE_S)
-async def test_a_message_that_failed_comes_again_later(cluster):
+async def test_a_failed_message_is_delivered_again_later(cluster):
     topic, group = await cluster.topic(), await cluster.group()
     listener = cluster.listener(group, topic, start=StartFrom.FIRST)
 
@@ -211,17 +211,19 @@ async def test_a_message_that_failed_comes_again_later(cluster):
     await cluster.require_send_back(results[0])
     async with listener:
         await cluster.until(
-            lambda: sum(each.attempts > 0 for each in listener.messages) >= len(results),
+            lambda: sum(delivery.attempts > 0 for delivery in listener.messages) >= len(results),
             "every message to come again",
         )
 
-    again = [each for each in listener.messages if each.attempts > 0]
-    assert {each.id for each in again} == {each.id for each in results}
-    assert {(each.topic, each.attempts, each.keys) for each in again} == {(topic, 1, ("k",))}
+    again = [delivery for delivery in listener.messages if delivery.attempts > 0]
+    assert {delivery.id for delivery in again} == {delivery.id for delivery in results}
+    assert {(delivery.topic, delivery.attempts, delivery.keys) for delivery in again} == {
+        (topic, 1, ("k",))
+    }
 
 
 @pytest.mark.timeout(2 * PATIENCE_S)
-async def test_a_message_given_up_lies_among_the_dead_letters(cluster):
+async def test_a_message_given_up_becomes_a_dead_letter(cluster):
     topic, group = await cluster.topic(), await cluster.group()
     listener = cluster.listener(group, topic, start=StartFrom.FIRST)
     listener.handle = lambda message: Later(DEAD_LETTER)

@@ -11,7 +11,7 @@ from txmq.client.settings import ConsumerSettings, StartFrom
 
 async def send(cluster, parts):
     async with cluster.producer() as producer:
-        return [await producer.send(each) for each in parts]
+        return [await producer.send(part) for part in parts]
 
 
 @asynccontextmanager
@@ -32,18 +32,18 @@ async def asking(cluster, group, topic=None, **settings):
 
 
 async def polled(cluster, consumer, results):
-    """All that is polled until these messages were among it."""
-    wanted, found = {each.id for each in results}, []
+    """Poll until these messages came; return everything polled."""
+    wanted, found = {message.id for message in results}, []
 
     async def all_there():
         found.extend(await consumer.poll(0.5))
-        return wanted <= {each.id for each in found}
+        return wanted <= {message.id for message in found}
 
     await cluster.until(all_there, f"{len(wanted)} messages to be polled")
     return found
 
 
-async def test_subscribed_queues_are_polled_and_gone_on_with_where_they_were_committed(cluster):
+async def test_polling_resumes_from_the_committed_offsets(cluster):
     topic, group = await cluster.topic(), await cluster.group()
     first = await send(cluster, messages(topic, 40))
     async with asking(cluster, group, topic, commits_itself=False) as consumer:
@@ -57,11 +57,13 @@ async def test_subscribed_queues_are_polled_and_gone_on_with_where_they_were_com
 
     async with asking(cluster, group, topic, commits_itself=False) as heir:
         again = await polled(cluster, heir, dropped)
-    assert sorted(each.body for each in found) == sorted(b"body of m-%d" % n for n in range(40))
-    assert {each.id for each in again} == {each.id for each in dropped}
+    assert sorted(message.body for message in found) == sorted(
+        b"body of m-%d" % n for n in range(40)
+    )
+    assert {message.id for message in again} == {message.id for message in dropped}
 
 
-async def test_assigned_queues_are_read_from_any_offset_and_time(cluster):
+async def test_assigned_queues_can_be_read_from_any_offset_or_time(cluster):
     queue, group = await cluster.queue(), await cluster.group()
     results = await send(cluster, messages(queue.topic, 20))
     async with asking(cluster, group) as consumer:
@@ -69,7 +71,7 @@ async def test_assigned_queues_are_read_from_any_offset_and_time(cluster):
         await cluster.until(lambda: consumer.queues == [queue], "the queue to be held")
 
         await consumer.seek(queue, 15)
-        assert [each.offset for each in await polled(cluster, consumer, results[15:])] == [
+        assert [message.offset for message in await polled(cluster, consumer, results[15:])] == [
             *range(15, 20)
         ]
         await consumer.seek_to_begin(queue)
@@ -84,21 +86,21 @@ async def test_assigned_queues_are_read_from_any_offset_and_time(cluster):
         assert found[0].stored_ms == moment
 
 
-async def test_a_time_leads_to_the_first_message_stored_since(cluster):
+async def test_a_time_leads_to_the_first_message_stored_at_or_after_it(cluster):
     queue = await cluster.queue()
     await send(cluster, messages(queue.topic, 10))
     stored = [await cluster.stored(queue, offset) for offset in range(10)]
 
-    for each in stored:
-        offset = await cluster.admin.offset_by_time(queue, each.stored_ms)
-        assert stored[offset].stored_ms == each.stored_ms
+    for message in stored:
+        offset = await cluster.admin.offset_by_time(queue, message.stored_ms)
+        assert stored[offset].stored_ms == message.stored_ms
     assert await cluster.admin.offset_by_time(queue, stored[0].stored_ms - 60_000) == 0
     behind = await cluster.admin.offset_by_time(queue, stored[-1].stored_ms + 60_000)
     assert behind in (9, 10)  # The last message in RocketMQ 4, the end of the queue in 5.
     cluster.remark(f"behind the last message, time leads to the {'end' if behind > 9 else 'last'}")
 
 
-async def test_single_pulls_say_how_they_ended(cluster):
+async def test_single_pulls_report_their_outcome(cluster):
     queue, group = await cluster.queue(), await cluster.group()
     async with asking(cluster, group) as consumer:
         assert await consumer.queues_of(queue.topic) == [queue]
@@ -119,9 +121,9 @@ async def test_single_pulls_say_how_they_ended(cluster):
 
         await cluster.until(saved, "the offset to be saved")
 
-    assert [each.offset for each in some.messages] == [2, 3, 4]
+    assert [message.offset for message in some.messages] == [2, 3, 4]
     assert (some.next_offset, some.min_offset, some.max_offset) == (5, 0, 10)
     assert (none.messages, none.next_offset, none.outcome.name) == ((), 10, "NONE_MATCHED")
     assert (beyond.next_offset, beyond.outcome.name) == (10, "MOVED")
     assert (end.next_offset, end.outcome.name) == (10, "EMPTY")
-    assert [each.id for each in came.messages] == [late.id]
+    assert [message.id for message in came.messages] == [late.id]

@@ -22,7 +22,7 @@ async def taken(cluster, topic, group):
     return await asyncio.to_thread(Taken, rules)
 
 
-async def test_transactions_are_read_as_they_ended(cluster):
+async def test_a_reconciliation_reads_how_each_transaction_ended(cluster):
     topic, group = await cluster.topic(), await cluster.group()
     bank = Bank(UNKNOWN, UNKNOWN)
     async with producer(cluster, bank) as sending:
@@ -58,8 +58,8 @@ async def test_transactions_are_read_as_they_ended(cluster):
         assert yes["decided_by"] == "producer"
 
 
-async def test_the_index_of_a_queue_leads_to_the_records_that_pulls_return(cluster):
-    """A reconciliation reads op messages so where the broker refuses pulls of them."""
+async def test_reading_the_queue_index_returns_the_records_of_pulls(cluster):
+    """A reconciliation reads op messages this way if the broker refuses pulls of them."""
     queue, admin = await cluster.queue(), cluster.admin
     async with cluster.producer() as sending:
         for part in messages(queue.topic, 40):
@@ -84,7 +84,7 @@ async def test_the_index_of_a_queue_leads_to_the_records_that_pulls_return(clust
     assert (beyond.outcome, beyond.next_offset) == (PullOutcome.MOVED, 40)
 
 
-async def test_deliveries_are_read_as_they_ended(cluster):
+async def test_a_reconciliation_reads_how_each_delivery_ended(cluster):
     topic = await cluster.topic()
     group = await cluster.group()
 

@@ -1,4 +1,4 @@
-"""Messages sent, in every way, are stored as they were sent, where their sender was told."""
+"""Messages sent in every way are stored unchanged, at the place their sender was told."""
 
 import asyncio
 import itertools
@@ -17,7 +17,7 @@ BODY_SIZE = 64 * 1024
 
 
 def assert_same(stored, sent, result):
-    """What is stored is what was sent; brokers may add properties of their own."""
+    """See that the stored message equals the sent one; brokers may add properties."""
     assert (stored.topic, stored.body, stored.flag) == (sent.topic, sent.body, sent.flag)
     assert (stored.tags, stored.keys) == (sent.tags, sent.keys)
     assert sent.properties.items() <= stored.properties.items()
@@ -44,40 +44,40 @@ async def test_a_message_is_stored_as_it_was_sent(cluster):
     assert min(stored.born_ms, stored.stored_ms) > 0
 
 
-async def test_messages_go_round_the_queues_and_each_has_a_place_of_its_own(cluster):
+async def test_messages_are_spread_over_all_queues_at_distinct_offsets(cluster):
     topic = await cluster.topic()
     sent = messages(topic, 40)
     async with cluster.producer() as producer:
-        results = [await producer.send(each) for each in sent]
+        results = [await producer.send(message) for message in sent]
 
-    assert {each.queue for each in results} == set(await cluster.queues(topic))
-    assert len({(each.queue, each.offset) for each in results}) == len(sent)
-    bodies = {each.id: each.body for each in await cluster.all_stored(topic, len(sent))}
-    assert bodies == {each.id: part.body for each, part in zip(results, sent, strict=True)}
+    assert {message.queue for message in results} == set(await cluster.queues(topic))
+    assert len({(message.queue, message.offset) for message in results}) == len(sent)
+    bodies = {message.id: message.body for message in await cluster.all_stored(topic, len(sent))}
+    assert bodies == {message.id: part.body for message, part in zip(results, sent, strict=True)}
 
 
-async def test_sends_need_not_wait_for_each_other(cluster):
+async def test_concurrent_sends_are_all_stored(cluster):
     sent = messages(await cluster.topic(), 200)
     async with cluster.producer() as producer:
-        results = await asyncio.gather(*[producer.send_nowait(each) for each in sent])
+        results = await asyncio.gather(*[producer.send_nowait(item) for item in sent])
 
-    stored = {each.id: each for each in await cluster.all_stored(sent[0].topic, len(sent))}
+    stored = {item.id: item for item in await cluster.all_stored(sent[0].topic, len(sent))}
     assert len(stored) == len(sent)
     for message, result in zip(sent, results, strict=True):
         assert_same(stored[result.id], message, result)
 
 
-async def test_one_way_sends_arrive_where_nothing_goes_wrong(cluster):
+async def test_one_way_sends_are_stored(cluster):
     sent = messages(await cluster.topic(), 40)
     async with cluster.producer() as producer:
-        for each in sent:
-            await producer.send_oneway(each)
+        for message in sent:
+            await producer.send_oneway(message)
         stored = await cluster.all_stored(sent[0].topic, len(sent))
 
-    assert sorted(each.body for each in stored) == sorted(each.body for each in sent)
+    assert sorted(message.body for message in stored) == sorted(message.body for message in sent)
 
 
-async def test_a_batch_lies_in_one_queue_without_a_gap(cluster):
+async def test_a_batch_is_stored_in_one_queue_without_a_gap(cluster):
     topic = await cluster.topic()
     sent = [
         Message(topic=topic, body=b"%d" % number, tags=f"T{number}", keys=(f"k{number}",))
@@ -88,24 +88,24 @@ async def test_a_batch_lies_in_one_queue_without_a_gap(cluster):
 
     queue, first = results[0].queue, results[0].offset
     places = [(queue, first + number) for number in range(len(sent))]
-    assert [(each.queue, each.offset) for each in results] == places
+    assert [(place.queue, place.offset) for place in results] == places
     for message, result in zip(sent, results, strict=True):
         assert_same(await cluster.stored(result.queue, result.offset), message, result)
 
 
-async def test_messages_that_linger_travel_together(cluster):
+async def test_messages_that_linger_are_sent_in_batches(cluster):
     sent = messages(await cluster.topic(), 100, tags="T")
     async with cluster.producer(linger=0.05) as producer:
-        results = await asyncio.gather(*[producer.send(each) for each in sent])
+        results = await asyncio.gather(*[producer.send(item) for item in sent])
 
     changes = sum(before.queue != after.queue for before, after in itertools.pairwise(results))
-    assert changes < len(sent) / 4  # alone, each would go to the next queue
-    stored = {each.id: each for each in await cluster.all_stored(sent[0].topic, len(sent))}
+    assert changes < len(sent) / 4  # without batching, each would go to the next queue
+    stored = {item.id: item for item in await cluster.all_stored(sent[0].topic, len(sent))}
     for message, result in zip(sent, results, strict=True):
         assert_same(stored[result.id], message, result)
 
 
-async def test_what_has_one_key_lies_in_one_queue_in_order(cluster):
+async def test_messages_with_one_ordering_key_are_stored_in_one_queue_in_order(cluster):
     topic = await cluster.topic()
     cities = ["lisbon", "oslo", "quito", "tunis", "xian"]
     results = {city: [] for city in cities}
@@ -116,11 +116,11 @@ async def test_what_has_one_key_lies_in_one_queue_in_order(cluster):
                 results[city].append(await producer.send_ordered(message, city))
 
     for city in cities:
-        assert len({each.queue for each in results[city]}) == 1
-        offsets = [each.offset for each in results[city]]
+        assert len({result.queue for result in results[city]}) == 1
+        offsets = [result.offset for result in results[city]]
         assert offsets == sorted(offsets)
-        for turn, each in enumerate(results[city]):
-            stored = await cluster.stored(each.queue, each.offset)
+        for turn, result in enumerate(results[city]):
+            stored = await cluster.stored(result.queue, result.offset)
             assert stored.body == f"{city} {turn}".encode()
 
 
@@ -137,19 +137,19 @@ async def test_large_bodies_are_compressed_and_arrive_intact(cluster, algorithm)
             assert (await cluster.admin.view(result.offset_id)).body == body
 
 
-async def test_messages_are_found_by_key_by_id_and_by_place(cluster):
+async def test_messages_are_found_by_key_id_and_offset_id(cluster):
     topic = await cluster.topic()
     async with cluster.producer() as producer:
         both = Message(topic=topic, body=b"both", keys=("order-1", "customer-1"))
         other = Message(topic=topic, body=b"other", keys=("order-2", "customer-1"))
-        results = [await producer.send(each) for each in (both, other)]
+        results = [await producer.send(item) for item in (both, other)]
     admin = cluster.admin
 
     async def found():
         return len(await admin.query(topic, "customer-1")) == 2
 
     await cluster.until(found, "both messages to be found by key")  # An index may lag behind.
-    assert [each.body for each in await admin.query(topic, "order-1")] == [b"both"]
+    assert [item.body for item in await admin.query(topic, "order-1")] == [b"both"]
     assert await admin.query(topic, "order-3") == []
     for message, result in zip((both, other), results, strict=True):
         assert_same(await admin.find(topic, result.id), message, result)
@@ -158,23 +158,23 @@ async def test_messages_are_found_by_key_by_id_and_by_place(cluster):
         await admin.find(topic, "0" * 32)
 
 
-async def test_a_delayed_message_comes_not_before_its_time(cluster):
+async def test_a_delayed_message_is_not_delivered_early(cluster):
     topic = await cluster.topic()
     sent = messages(topic, 3, delay_level=1)
     began = asyncio.get_running_loop().time()
     async with cluster.producer() as producer:
-        results = [await producer.send(each) for each in sent]
+        results = [await producer.send(message) for message in sent]
 
     stored = await cluster.all_stored(topic, len(sent))
 
     assert asyncio.get_running_loop().time() - began >= 1.0
-    assert {each.id: each.body for each in stored} == {
-        result.id: each.body for result, each in zip(results, sent, strict=True)
+    assert {message.id: message.body for message in stored} == {
+        result.id: message.body for result, message in zip(results, sent, strict=True)
     }
-    assert {result.queue for result in results} == {each.queue for each in stored}
+    assert {result.queue for result in results} == {message.queue for message in stored}
 
 
-async def test_a_message_that_waits_is_recalled(cluster):
+async def test_a_waiting_message_can_be_recalled(cluster):
     topic = await cluster.topic()
     async with cluster.producer() as producer:
         result = await producer.send(Message(topic=topic, body=b"x", deliver_after=3600))

@@ -63,10 +63,10 @@ async def asked_about(bank, cluster):
 
 
 async def bodies(cluster, topic, count):
-    return sorted(each.body for each in await cluster.all_stored(topic, count))
+    return sorted(message.body for message in await cluster.all_stored(topic, count))
 
 
-async def test_what_is_committed_is_seen_and_what_is_rolled_back_is_not(cluster):
+async def test_committed_messages_are_visible_and_rolled_back_ones_are_not(cluster):
     topic = await cluster.topic()
     bank, outcomes = Bank(), []
     async with producer(cluster, bank) as sending:
@@ -75,21 +75,21 @@ async def test_what_is_committed_is_seen_and_what_is_rolled_back_is_not(cluster)
             message = Message(topic=topic, body=b"%d" % number, tags="T", keys=(f"k-{number}",))
             outcomes.append(await sending.send_in_transaction(message))
 
-    assert [each.state for each in outcomes] == [
+    assert [item.state for item in outcomes] == [
         TransactionState.COMMITTED, TransactionState.ROLLED_BACK,
     ] * 5  # fmt: skip
-    if not all(each.is_acknowledged for each in outcomes):
+    if not all(item.is_acknowledged for item in outcomes):
         cluster.remark("does not answer to decisions")
     stored = await cluster.all_stored(topic, 5)
-    assert {each.id: each.body for each in stored} == {
-        each.xid: b"%d" % number for number, each in enumerate(outcomes) if number % 2 == 0
+    assert {item.id: item.body for item in stored} == {
+        item.xid: b"%d" % number for number, item in enumerate(outcomes) if number % 2 == 0
     }
-    for each in stored:
-        assert each.queue == next(one.queue for one in outcomes if one.xid == each.id)
-        assert each.tags == "T"
+    for item in stored:
+        assert item.queue == next(outcome.queue for outcome in outcomes if outcome.xid == item.id)
+        assert item.tags == "T"
 
 
-async def test_what_nobody_decided_is_asked_about(cluster):
+async def test_the_broker_checks_an_undecided_transaction(cluster):
     topic = await cluster.topic()
     bank = Bank(UNKNOWN, COMMIT)
     async with producer(cluster, bank) as sending:
@@ -103,7 +103,7 @@ async def test_what_nobody_decided_is_asked_about(cluster):
     assert (first.id, first.topic, first.body, first.tags) == (outcome.xid, topic, b"open", "T")
 
 
-async def test_another_of_the_group_answers_for_one_that_is_gone(cluster):
+async def test_another_producer_of_the_group_answers_checks_of_one_that_left(cluster):
     topic, group = await cluster.topic(), cluster.name()
     heir = Bank(says_of_checks=COMMIT)
     async with Client(cluster.names, SOON) as client:
@@ -113,10 +113,10 @@ async def test_another_of_the_group_answers_for_one_that_is_gone(cluster):
         async with producer(cluster, heir, group):
             await asked_about(heir, cluster)
             assert await bodies(cluster, topic, 1) == [b"inherited"]
-    assert {each.id for each in heir.checked} == {half.id}
+    assert {check.id for check in heir.checked} == {half.id}
 
 
-async def test_a_check_that_says_rollback_leaves_nothing(cluster):
+async def test_a_check_answered_with_rollback_leaves_no_message(cluster):
     topic = await cluster.topic()
     bank = Bank(UNKNOWN, ROLLBACK)
     async with producer(cluster, bank) as sending:
@@ -128,7 +128,7 @@ async def test_a_check_that_says_rollback_leaves_nothing(cluster):
         assert await bodies(cluster, topic, 1) == [b"after"]
 
 
-# The same by a manager, whose local transactions are those of a database.
+# The same with a transaction manager and its database transactions.
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ async def manager(cluster, file):
 
 
 def transferring(manager, topic, then=None):
-    """Takes the money, and does one thing more; the body is the id."""
+    """Debits the account and calls one more function; the body is the id."""
 
     async def transfer(session, order_id):
         await session.execute(text("INSERT INTO debit VALUES (:id)"), {"id": order_id})
@@ -169,12 +169,14 @@ def transferring(manager, topic, then=None):
 def debits(file):
     engine = create_engine(f"sqlite:///{file}")
     with engine.connect() as connection:
-        found = [each for (each,) in connection.execute(text("SELECT id FROM debit ORDER BY id"))]
+        found = [
+            order_id for (order_id,) in connection.execute(text("SELECT id FROM debit ORDER BY id"))
+        ]
     engine.dispose()
     return found
 
 
-async def test_a_database_and_its_messages_are_one_fact(cluster, file):
+async def test_exactly_the_committed_database_rows_have_messages(cluster, file):
     topic, outcomes = await cluster.topic(), []
 
     async def refuse_odd(session, order_id):
@@ -186,19 +188,19 @@ async def test_a_database_and_its_messages_are_one_fact(cluster, file):
         for number in range(6):
             outcomes.append(await transfer(f"{number}"))
 
-    assert [each.state for each in outcomes] == [
+    assert [item.state for item in outcomes] == [
         TransactionState.COMMITTED, TransactionState.ROLLED_BACK,
     ] * 3  # fmt: skip
     stored = await cluster.all_stored(topic, 3)
-    assert {each.id for each in stored} == {each.xid for each in outcomes[::2]}
-    assert sorted(each.body.decode() for each in stored) == debits(file) == ["0", "2", "4"]
+    assert {item.id for item in stored} == {item.xid for item in outcomes[::2]}
+    assert sorted(item.body.decode() for item in stored) == debits(file) == ["0", "2", "4"]
 
 
-async def test_what_a_database_leaves_open_is_found_out_by_asking(cluster, file):
+async def test_an_unknown_database_outcome_is_settled_by_a_check(cluster, file):
     topic = await cluster.topic()
 
     async def end(session, order_id):
-        # A function that ends the transaction itself: its manager cannot tell any more.
+        # The function ends the transaction itself, so its manager cannot tell the outcome.
         await (session.commit() if order_id == "kept" else session.rollback())
 
     async with manager(cluster, file) as tm:

@@ -1,4 +1,4 @@
-"""What is done with a block of a page, by its language. A wrong block raises an exception."""
+"""The check of a block of a page, by its language. A wrong block raises an exception."""
 
 import ast
 import builtins

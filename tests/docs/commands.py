@@ -85,7 +85,9 @@ def understand(words):
         case ["pip", "install", *packages]:
             others = {package.partition("=")[0] for package in packages}
             ours = {package for package in others if package.startswith(".")}
-            extras = {extra for each in ours for extra in each.strip(".[]").split(",")}
+            extras = {
+                extra for requirement in ours for extra in requirement.strip(".[]").split(",")
+            }
             unknown = extras - set(PROJECT["optional-dependencies"])
             assert unknown == set(), f"txmq has no extras {unknown}"
             unknown = others - ours - PACKAGES

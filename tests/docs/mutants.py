@@ -1,4 +1,4 @@
-"""Changes what pages show to be wrong, a place at a time, and reports what no test notices.
+"""Breaks what pages show, one place at a time, and reports what no test notices.
 
 Run ``python -m tests.docs.mutants [PAGE ...]``; it takes some minutes, so no test does.
 """

@@ -21,7 +21,9 @@ def is_output_of(shown, output, is_unordered=False):
     for line in expected:
         if line == ANY:
             return True
-        found = next((each for each in rest if re.fullmatch(pattern(line), f"{each}\n")), None)
+        found = next(
+            (candidate for candidate in rest if re.fullmatch(pattern(line), f"{candidate}\n")), None
+        )
         if found is None:
             return False
         rest.remove(found)

@@ -69,12 +69,12 @@ def commands():
 
 
 @pytest.mark.parametrize("words", list(commands()))
-def test_programs_understand_every_command_of_the_containers(words):
+def test_every_container_command_is_understood_by_its_program(words):
     understand(words)
 
 
 @pytest.mark.parametrize("name", sorted(SERVICES))
-def test_a_service_names_only_what_exists(name):
+def test_a_compose_service_names_only_existing_services_and_volumes(name):
     service = SERVICES[name]
     for wanted, how in service.get("depends_on", {}).items():
         has_end = wanted not in SERVED
@@ -91,17 +91,17 @@ def test_a_service_names_only_what_exists(name):
 
 
 @pytest.mark.parametrize("name", SERVED)
-def test_a_service_that_serves_has_a_health_check(name):
+def test_every_serving_container_has_a_health_check(name):
     assert SERVICES[name]["healthcheck"]["test"]
 
 
-def test_only_this_machine_reaches_the_ports():
+def test_published_ports_are_bound_to_localhost():
     ports = [port for service in SERVICES.values() for port in service.get("ports", ())]
 
     assert sorted(ports) == ["127.0.0.1:8001:8001", "127.0.0.1:8002:8002"]
 
 
-def test_the_parts_of_the_image_exist():
+def test_every_file_copied_into_the_image_exists():
     copied = re.findall(r"^COPY ([^-].*) \S+$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     sent = (ROOT / ".dockerignore").read_text().splitlines()
 
@@ -113,7 +113,7 @@ def test_the_parts_of_the_image_exist():
 # The pages
 
 
-def test_the_page_of_the_code_shows_the_programs():
+def test_the_code_page_shows_the_programs_as_they_are():
     programs = "".join(file.read_text() for file in EXAMPLE.rglob("*.py"))
     shown = re.findall(r"```py\n(.*?)```", PAGES["bank-transfer-code"], re.DOTALL)
 
@@ -123,7 +123,7 @@ def test_the_page_of_the_code_shows_the_programs():
             assert part in programs, part
 
 
-def test_the_page_of_the_code_lists_every_file():
+def test_the_code_page_lists_every_file():
     made = {"__init__.py", "__main__.py", "__pycache__", "reconciliation"}
     parts = {path.name for path in EXAMPLE.iterdir()} - made
     names = {f"{path}/" if "." not in path else path for path in parts}
@@ -141,23 +141,23 @@ def test_the_page_of_the_code_lists_every_file():
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_page_explains_every(kind, page):
+def test_a_page_names_every_value_of_an_enum(kind, page):
     assert [value for value in kind if value.value not in PAGES[page]] == []
 
 
-def test_the_page_of_the_code_names_the_steps_as_the_log_does():
+def test_the_code_page_names_the_steps_as_the_log_does():
     for step in Step:
         number, _, text = step.value
         assert f"`step {number}: {text.partition('%s')[0]}" in PAGES["bank-transfer-code"]
 
 
 @pytest.mark.parametrize("most", [AMOUNT_MAX, DAY_MAX])
-def test_the_part_on_orders_has_the_limits(most):
+def test_the_order_section_names_the_limits(most):
     limit = f"more than {Money(most, 'CNY')}".removesuffix(" CNY")
     assert limit in ORDERS
 
 
-def test_the_part_on_orders_has_every_field_and_answer():
+def test_the_order_section_names_every_field_and_status():
     shown = set(re.findall(r"`(\w+)`", ORDERS))
     answers = re.findall(r"^\| ([\d, ]+)", ORDERS, re.MULTILINE)
 

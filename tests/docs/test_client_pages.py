@@ -83,7 +83,7 @@ def names():
         yield broker.names
 
 
-def test_the_programs_in_cpp(names, tmp_path):
+def test_the_cpp_programs_of_the_page_run(names, tmp_path):
     python = interop_clients.cpp_python()
     where = [python, "-c", "import rocketmq; print(rocketmq.__path__[0])"]
     library = subprocess.run(where, capture_output=True, text=True, check=True).stdout.strip()
@@ -111,7 +111,7 @@ def test_the_programs_in_cpp(names, tmp_path):
     assert reader.received(["coffee", "tea"], "./receive") == ["coffee", "tea"]
 
 
-def test_the_programs_in_python(names, tmp_path):
+def test_the_python_programs_of_the_page_run(names, tmp_path):
     python = str(interop_clients.cpp_python())
     reader = Reader(tmp_path, "python.md", "py", {})
     reader.save(names)
@@ -121,7 +121,7 @@ def test_the_programs_in_python(names, tmp_path):
     assert reader.received(["coffee", "tea"], python, "receive.py") == ["coffee", "tea"]
 
 
-def test_the_programs_in_node(names, tmp_path):
+def test_the_node_programs_of_the_page_run(names, tmp_path):
     client = interop_clients.prepare_ons()
     reader = Reader(tmp_path, "node.md", "js", client.environment)
     reader.save(names)
@@ -145,5 +145,5 @@ def test_the_programs_in_node(names, tmp_path):
         ("node.md", f"ali-ons@{ONS_VERSION}"),
     ],
 )
-def test_a_page_names_the_version_that_is_tested(page, shown):
+def test_a_client_page_names_the_tested_version(page, shown):
     assert shown in (PAGES / page).read_text()

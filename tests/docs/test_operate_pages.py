@@ -26,11 +26,11 @@ PLACEHOLDER = re.compile(r"\.\.\.|\b[A-Z]+\b|config/topics\.json(?:\.old)?|high-
 @pytest.mark.parametrize(
     "line", sorted(set(re.findall(r"^\$ txmq (.+?)(?: +#.*)?$", WHOLE, re.MULTILINE)))
 )
-def test_txmq_understands_every_command(line):
+def test_every_command_on_the_pages_is_understood_by_txmq(line):
     txmq_command(shlex.split(line))
 
 
-def test_every_mention_of_a_command_names_one_with_its_options():
+def test_every_mentioned_command_exists_with_its_options():
     mentions = sorted(set(re.findall(r"`txmq ([a-z][^`]+)`", WHOLE)))
     unknown = {line: wrong for line in mentions if (wrong := unknown_words(shlex.split(line)))}
 
@@ -38,14 +38,14 @@ def test_every_mention_of_a_command_names_one_with_its_options():
     assert unknown == {}
 
 
-def test_every_setting_exists():
+def test_every_named_setting_exists():
     groups = "store|topics|transaction|delay|retention"
     named = set(re.findall(rf"\b(?:{groups})\.[a-z_]+\b(?!\()", WHOLE)) - {"topics.json"}
 
     assert named - set(kinds_of(BrokerSettings)) == set()
 
 
-def test_a_broker_can_read_the_file_of_settings(tmp_path):
+def test_the_shown_settings_file_can_be_read(tmp_path):
     (block,) = re.findall(r"```toml\n(.*?)```", WHOLE, re.DOTALL)
     file = tmp_path / "broker.toml"
     file.write_text(block)
@@ -53,7 +53,7 @@ def test_a_broker_can_read_the_file_of_settings(tmp_path):
     assert load(BrokerSettings, file=file).advertise == "10.0.0.5:10911"
 
 
-def test_the_page_of_limits_has_their_values():
+def test_the_limits_page_has_the_current_values():
     numbers = [
         limits.PROPERTIES_BYTES_MAX, limits.BATCH_MESSAGES_MAX, limits.KEYS_PER_MESSAGE_MAX,
         limits.TOPICS_MAX, limits.GROUPS_PER_CLIENT_MAX, limits.TOPIC_CHARS_MAX,
@@ -72,7 +72,7 @@ def test_the_page_of_limits_has_their_values():
     assert [value for value in wanted if value not in TEXTS["limits"]] == []
 
 
-def test_every_message_to_look_up_is_one_of_ours():
+def test_every_message_on_the_troubleshooting_page_is_in_the_sources():
     """Each row of the tables of messages, without what differs from line to line."""
     literals = "\n".join(
         node.value

@@ -18,15 +18,15 @@ FIRST_CODE_LINES_MAX = 12
 SERVICE_LINES_MAX = 30
 
 
-def test_it_is_short():
+def test_the_readme_is_short():
     assert len(README.read_text().splitlines()) <= LINES_MAX
 
 
-def test_it_has_few_links_and_pictures():
+def test_the_readme_has_few_links_and_pictures():
     assert len(re.findall(r"\]\(", README.read_text())) <= LINKS_MAX
 
 
-def test_its_first_screen_begins_with_a_part_of_its_service():
+def test_the_first_screen_shows_an_excerpt_of_the_service():
     screen = "\n".join(README.read_text().splitlines()[:FIRST_SCREEN])
     language, code = re.search(r"^```(\w+)\n(.*?)^```$", screen, re.MULTILINE | re.DOTALL).groups()
     (service,) = programs().values()
@@ -36,20 +36,20 @@ def test_its_first_screen_begins_with_a_part_of_its_service():
     assert len(code.splitlines()) <= FIRST_CODE_LINES_MAX
 
 
-def test_its_first_screen_names_the_two_commands_that_do_everything():
+def test_the_first_screen_names_make_demo_and_make_test():
     screen = README.read_text().splitlines()[:FIRST_SCREEN]
 
     assert {"$ make demo", "$ make test"} <= set(screen)
 
 
-def test_its_service_has_at_most_thirty_lines():
+def test_the_readme_service_has_at_most_thirty_lines():
     (service,) = programs().values()
 
     assert len(service.splitlines()) <= SERVICE_LINES_MAX
 
 
 @pytest.mark.timeout(120)
-def test_a_stranger_who_follows_it_commits_a_transaction(tmp_path):
+def test_following_the_readme_commits_a_transaction(tmp_path):
     results = follow(sys.executable, tmp_path, environment())
 
     assert wrong_lines(results) == []
@@ -58,7 +58,7 @@ def test_a_stranger_who_follows_it_commits_a_transaction(tmp_path):
     assert "t-2" not in pulled
 
 
-def test_every_command_is_one_that_is_tried():
+def test_every_readme_command_is_tested():
     """A test runs the programs and `txmq`; CI runs the demo, and `make wheels` the installation."""
     for words, _ in commands():
         match words:

@@ -69,7 +69,7 @@ def read(tree, tmp_path):
     return read_rules(path, HELD)
 
 
-def test_the_rules_that_are_shown_can_be_read(tmp_path):
+def test_the_rules_on_the_page_can_be_read(tmp_path):
     rules = read(WHOLE, tmp_path)
 
     assert len(rules.bank) == 2
@@ -81,13 +81,13 @@ PARTS = [(page, block) for page, block in BLOCKS if block is not WHOLE]
 
 
 @pytest.mark.parametrize("part", [part for _, part in PARTS], ids=[page for page, _ in PARTS])
-def test_a_part_that_is_shown_fits_into_the_rules(part, tmp_path):
+def test_each_shown_part_of_the_rules_can_be_read_and_changes_them(part, tmp_path):
     rules = read(with_part(part), tmp_path)
 
     assert rules != read(WHOLE, tmp_path), "it says something"
 
 
-def test_the_morning_has_every_class_that_is_somebodys_work():
+def test_the_morning_section_names_every_break_class():
     morning = PAGES["reconcile-report"].partition("## In the morning\n")[2].partition("\n## ")[0]
     named = set(re.findall(r"`([a-z-]+)`", morning))
 
@@ -103,7 +103,7 @@ SHOWN = [(page, re.findall(r"^\$ txmq (.+)$", text, re.MULTILINE)) for page, tex
 
 
 @pytest.mark.parametrize(("page", "lines"), [(page, lines) for page, lines in SHOWN if lines])
-def test_the_commands_of_a_page_exist(page, lines):
+def test_the_commands_and_options_of_a_page_exist(page, lines):
     command = typer.main.get_command(app)
     for line in lines:
         at, words = command, shlex.split(line)

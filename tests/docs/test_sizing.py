@@ -33,7 +33,7 @@ async def grown_by(folder, body):
 
 
 @pytest.mark.parametrize("size", [100, 1024])
-def test_a_message_takes_its_body_and_the_overhead_of_the_page(tmp_path, size):
-    each = asyncio.run(grown_by(tmp_path, b"x" * size))
+def test_the_size_of_a_message_on_disk_fits_the_formula_of_the_page(tmp_path, size):
+    grown_bytes = asyncio.run(grown_by(tmp_path, b"x" * size))
 
-    assert each - size == pytest.approx(OVERHEAD, rel=0.03)
+    assert grown_bytes - size == pytest.approx(OVERHEAD, rel=0.03)

@@ -24,6 +24,6 @@ def test_a_page_does_what_it_shows(page, scratch):
         check(page, environment)
 
 
-def test_the_fixture_offers_what_the_pages_show(txmq_broker):
+def test_the_broker_fixture_has_the_attributes_shown_on_pages(txmq_broker):
     assert re.fullmatch(r"127\.0\.0\.1:\d+", txmq_broker.names)
     assert re.fullmatch(r"127\.0\.0\.1:\d+", txmq_broker.address)

@@ -39,7 +39,7 @@ def test_a_page_can_be_read_in_a_sitting(path):
     assert len(path.read_text().split()) <= WORDS_MAX
 
 
-def test_a_difference_between_a_page_and_what_happens_is_found(tmp_path):
+def test_a_difference_between_page_and_output_is_found(tmp_path):
     page = tmp_path / "page.md"
     shown = 'Save:\n```python title="tea.py"\nprint("tea")\n```\n'
     page.write_text(f"{shown}```console\n$ python tea.py\ntea\n$ python tea.py\nmilk\n```\n")
@@ -48,7 +48,7 @@ def test_a_difference_between_a_page_and_what_happens_is_found(tmp_path):
         assert reader.follow(page) == ["$ python tea.py", "- milk", "+ tea"]
 
 
-def test_a_broker_whose_port_is_taken_is_not_waited_for(tmp_path):
+def test_the_page_does_not_wait_for_a_broker_whose_port_is_taken(tmp_path):
     lines = [step.line for name in SITTINGS for step in steps(page(name)) if hasattr(step, "line")]
     (wait,) = {line for line in lines if line.startswith("until") and "broker.log" in line}
     serve = next(line for line in lines if line.startswith("txmq serve"))
@@ -63,7 +63,7 @@ def test_a_broker_whose_port_is_taken_is_not_waited_for(tmp_path):
     assert "txmq: cannot start: 127.0.0.1:10911 is taken" in waited
 
 
-def test_an_order_at_another_program_s_port_ends_with_an_error(tmp_path):
+def test_an_order_sent_to_another_program_ends_with_an_error(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         stranger.settimeout(20)
         program = (EXAMPLES / "second_sitting/order.py").read_text()

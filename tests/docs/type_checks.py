@@ -49,8 +49,8 @@ def findings(pages, programs=()):
         }
         found = [*pyright_findings(folder, programs), *mypy_findings(folder)]
     return [
-        one._replace(place=places.get(one.place) or os.path.relpath(one.place, ROOT))
-        for one in found
+        finding._replace(place=places.get(finding.place) or os.path.relpath(finding.place, ROOT))
+        for finding in found
     ]
 
 
@@ -114,10 +114,10 @@ def pyright_findings(folder, programs):
     settings = folder / "pyrightconfig.json"
     others = [os.path.relpath(path, folder) for path in programs]
     settings.write_text(json.dumps({"include": [".", *others], "pythonVersion": "3.11"}))
-    for one in run_pyright("-p", settings, folder=folder)["generalDiagnostics"]:
-        if one["severity"] == "error":
-            line = one["range"]["start"]["line"] + 1
-            yield Finding("pyright", one["file"], line, one["message"])
+    for diagnostic in run_pyright("-p", settings, folder=folder)["generalDiagnostics"]:
+        if diagnostic["severity"] == "error":
+            line = diagnostic["range"]["start"]["line"] + 1
+            yield Finding("pyright", diagnostic["file"], line, diagnostic["message"])
 
 
 def mypy_findings(folder):
@@ -145,9 +145,11 @@ def mypy_findings(folder):
     if done.returncode not in (0, 1) or done.stderr:
         raise AssertionError(f"mypy failed: {done.stdout}{done.stderr}")
     for text in done.stdout.splitlines():
-        one = json.loads(text)
-        if one["severity"] == "error":
-            yield Finding("mypy", str(folder / one["file"]), one["line"], one["message"])
+        diagnostic = json.loads(text)
+        if diagnostic["severity"] == "error":
+            yield Finding(
+                "mypy", str(folder / diagnostic["file"]), diagnostic["line"], diagnostic["message"]
+            )
 
 
 def main():
@@ -157,8 +159,8 @@ def main():
         found = findings(pages, sorted(others - {ROOT / name for name in EXCEPT}))
     except Unprepared as error:
         return f"{error}; `make lint` checks the pages with it"
-    for one in found:
-        print(one)
+    for finding in found:
+        print(finding)
     return 1 if found else 0
 
 

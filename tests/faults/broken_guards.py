@@ -1,4 +1,4 @@
-"""Guards that are wrong in ways that are in use, so that it is seen whether tests notice."""
+"""Guards with mistakes that occur in practice, to see whether tests notice them."""
 
 from sqlalchemy import text
 from sqlalchemy.orm import Session

@@ -11,7 +11,7 @@
     assert cancelled_everywhere(scenario) > 10
 
 In the first run the task is cancelled where it waits for the first time, in the second where it
-waits for the second time, and so on until it comes to its end. After each, nothing it started may
+waits for the second time, and so on until it comes to its end. After a run, nothing it started may
 run on, no request may wait for its answer, and no future may be left that nobody will ever resolve.
 """
 
@@ -39,8 +39,8 @@ def cancelled_everywhere(scenario, *, again_after=None, stays=()):
 
     Args:
         scenario: An async function of the world and the :class:`Attempt`, which calls its ``run``.
-        again_after: After so many further steps the task is cancelled once more, as by somebody
-            who has lost patience.
+        again_after: After this number of further steps the task is cancelled again, as by an
+            impatient caller.
         stays: Names of tasks that may outlive the victim, those of a client that it shares; then
             connections may stay open, too.
 
@@ -73,7 +73,7 @@ class Attempt:
         self._networks = []
 
     def watch(self, network):
-        """A network port whose connections are looked at in the end."""
+        """A network port whose connections are checked at the end."""
         self._networks.append(Watched(network))
         return self._networks[-1]
 
@@ -82,7 +82,7 @@ class Attempt:
 
         Args:
             work: What the task does.
-            within_s: What it shared with others, a lookup say, may take so long to its end.
+            within_s: Shared work, such as a lookup, may take this long to end.
         """
         loop = asyncio.get_running_loop()
         before, since = asyncio.all_tasks(), loop.next_number()
@@ -142,7 +142,7 @@ class Watched:
 
 @types.coroutine
 def _driven(work, steps, cancel):
-    """Await something, and call ``cancel`` where it waits for the so-many-th time."""
+    """Await something, and call ``cancel`` at the waits whose numbers are in ``steps``."""
     step, resume, given = 0, work.send, None
     while True:
         try:

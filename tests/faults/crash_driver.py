@@ -1,4 +1,4 @@
-"""Whoever uses a broker that is about to die, and knows afterwards what it had been told.
+"""A client of a broker that is about to die; it knows afterwards what the broker acknowledged.
 
 The same for real processes and simulated ones. One life of the broker is: :meth:`Driver.verify`
 what earlier lives have promised, and then :meth:`Driver.drive` it until it is gone.
@@ -69,7 +69,7 @@ class Peer:
         await self.ask(RequestCode.HEART_BEAT, body=beat.write())
 
     async def pull(self, topic: str, offset: int, *, hold: bool = False) -> list[Record]:
-        """What stands in a queue from an offset on."""
+        """The records of a queue from an offset on."""
         flags = PullFlag.SUBSCRIPTION | (PullFlag.SUSPEND if hold else 0)
         hold_ms = int(_HOLD_S * 1000) if hold else 0
         header = PullMessage("G", topic, 0, offset, 32, int(flags), 0, hold_ms, 0, "*")
@@ -77,11 +77,11 @@ class Peer:
         return list(records.unpack_all(answer.body)) if answer.code == 0 else []
 
     async def everything(self, topic: str, offset: int = 0) -> list[Record]:
-        """All of it."""
-        found: list[Record] = []
-        while batch := await self.pull(topic, offset + len(found)):
-            found += batch
-        return found
+        """All records of a queue, from an offset on."""
+        records: list[Record] = []
+        while batch := await self.pull(topic, offset + len(records)):
+            records += batch
+        return records
 
 
 @asynccontextmanager
@@ -122,7 +122,7 @@ class Driver:
     # Until it is gone
 
     async def drive(self, peer: Peer, phase: str) -> bool:
-        """Use the broker so that a phase comes again and again; whether it is gone now."""
+        """Use the broker so that a phase comes again and again; return whether it is gone."""
         consuming = asyncio.create_task(self._consume(peer))
         working = asyncio.create_task(self._work(peer, phase))
         try:
@@ -209,7 +209,7 @@ class Driver:
         for known in self._fresh:
             await self._verify(peer, known)
         fresh = await peer.everything(TOPIC, len(self._visible))
-        self._visible += [each.body for each in fresh]
+        self._visible += [record.body for record in fresh]
         for offset, body in self._consumed.items():
             assert self._visible[offset] == body, "what a consumer was given is not there"
         count = Counter(self._visible)
@@ -228,7 +228,7 @@ class Driver:
         elif was_acknowledged and known.asked is None:
             assert state == "parked" if known.was_parked else state is not None, known
         if not was_acknowledged:
-            await self._prepare(peer, known)  # As any producer does that got no answer.
+            await self._prepare(peer, known)  # A producer without an answer does the same.
         what = known.told or known.asked or (COMMITTED, ROLLED_BACK)[self._count % 2]
         contrary, code = _CONTRARY[what]
         for _ in range(2):
@@ -245,15 +245,15 @@ class Driver:
         return TransactionEntry.read(answer.field_map()["transaction"].encode()).state
 
     async def _verify_parked(self, peer: Peer) -> None:
-        count = Counter([each.body for each in await peer.everything(PARKED)])
+        count = Counter([record.body for record in await peer.everything(PARKED)])
         assert all(number == 1 for number in count.values())
         for known in self._all:
             assert known.body in count or not known.was_parked, known
 
     async def verify_all(self, peer: Peer) -> None:
-        """The same for everything that ever was, read from the first message on."""
+        """Verify everything that ever was, reading from the first message on."""
         await self.verify(peer)
-        assert [each.body for each in await peer.everything(TOPIC)] == self._visible
+        assert [record.body for record in await peer.everything(TOPIC)] == self._visible
         count = Counter(self._visible)
         for known in self._all:
             assert count[known.body] == (known.told == COMMITTED), known

@@ -36,7 +36,7 @@ def serve(arguments: list[str], label: str) -> int:
 
 
 def main() -> None:
-    """One broker after the other."""
+    """Run one broker after another."""
     for line in sys.stdin:
         wanted = json.loads(line)
         sys.stdout.flush()

@@ -127,7 +127,7 @@ def watched(reached: Callable[[str], None]) -> Iterator[None]:
 
 
 class _Walk:
-    """Where the broker is; those who drive it do one thing at a time."""
+    """The position of the broker; its drivers do one thing at a time."""
 
     def __init__(self, reached: Callable[[str], None]) -> None:
         self._reached = reached
@@ -144,11 +144,11 @@ class _Walk:
             was, self._is_releasing = self._is_releasing, seam.method == "release"
             self._is_releasing |= was
             try:
-                found = method(*given, **named)
+                result = method(*given, **named)
             finally:
                 self._is_releasing = was
             self._pass(phase, seam, "after")
-            return found
+            return result
 
         return walked
 
@@ -158,7 +158,7 @@ class _Walk:
 
     def _phase_at(self, seam: Seam, *given: Any) -> str:
         if seam.owner is Connection:
-            # Of all that is written to peers, only the answers for which somebody waited.
+            # Of everything written to peers, only the answers that somebody waited for.
             connection, *frames = given
             return self._phase if self._is_releasing and (connection._out or frames) else ""
         if seam.owner is HalfStore and seam.method == "decide":

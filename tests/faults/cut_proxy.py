@@ -62,10 +62,10 @@ class CutProxy:
                 there, back = await asyncio.open_connection("127.0.0.1", self._target)
                 self._open.add(back)
                 await asyncio.gather(self._forward(reader, back), self._forward(there, writer))
-        for each in (writer, back):
-            if each is not None:
-                each.close()
-                self._open.discard(each)
+        for stream in (writer, back):
+            if stream is not None:
+                stream.close()
+                self._open.discard(stream)
 
     async def _forward(self, reader, writer):
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Whoever has messages come later, from a broker that is about to die; see crash_driver.py."""
+"""A client that sends delayed messages to a broker that is about to die; see crash_driver.py."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Later:
 
 
 class Delays:
-    """Has messages come, and recalls them, one after the other."""
+    """Sends delayed messages and recalls them, one after another."""
 
     def __init__(self) -> None:
         self._fresh: list[Later] = []
@@ -92,7 +92,7 @@ class Delays:
     # When it is back
 
     async def verify(self, peer: Peer) -> None:
-        """Who was to come comes, and who was recalled may be recalled again."""
+        """Delayed messages come, and a recalled message may be recalled again."""
         settings = TopicSettings(TOPIC, "TBW102", 1, 1, 6)
         assert (await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, settings)).code == 0
         fresh, self._fresh = self._fresh, []
@@ -103,11 +103,11 @@ class Delays:
                 await self._wait_for(peer, later)
 
     async def verify_all(self, peer: Peer) -> None:
-        """The same for everything that ever was, read from the first message on."""
+        """Verify everything that ever was, reading from the first message on."""
         await self.verify(peer)
-        # Whoever is still to come is due before this one.
+        # Every other delayed message is due before this one.
         await self._wait_for(peer, await self._send(peer, _LATE_MS))
-        assert [each.body for each in await peer.everything(TOPIC)] == self._came
+        assert [message.body for message in await peer.everything(TOPIC)] == self._came
         count = Counter(self._came)
         for later in self._all:
             if later.is_recalled:

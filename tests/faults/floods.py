@@ -1,7 +1,7 @@
 """What a stranger can pour over a server, and what it costs the server and an honest client.
 
 A flood is a coroutine that opens connections of its own, sends, and reads what comes back.
-:func:`measure` runs one beside an honest client in another process, and takes the server's memory
+:func:`measure` runs one next to an honest client in another process, and takes the server's memory
 from ``/proc``. Run as ``python -m tests.faults.floods [NAME ...]`` to see the figures of
 the full floods.
 """
@@ -56,7 +56,7 @@ class NamesProcess(BrokerProcess):
 
 
 def measure(server, flood, count):
-    """The cost of one flood, beside an honest client."""
+    """The cost of one flood while an honest client works."""
     kind = "names" if isinstance(server, NamesProcess) else "broker"
     honest = subprocess.Popen(
         [sys.executable, "-m", "tests.traffic.honest_client", server.address, kind],

@@ -88,14 +88,14 @@ def say(word):
 
 
 class Fates:
-    """Who dies where, for all processes: a byte for everybody who comes to a point."""
+    """Which process dies where: a byte for each process that comes to a point."""
 
     def __init__(self, deaths):
         self._ends = {}
         for point, numbers in deaths.items():
             bytes_ = bytearray(max(numbers) + 1)
-            for each in numbers:
-                bytes_[each] = 1
+            for number in numbers:
+                bytes_[number] = 1
             end, begin = os.pipe()
             os.write(begin, bytes_)
             os.close(begin)
@@ -224,7 +224,7 @@ class Group:
         self._fates = Fates(plan.deaths)
 
     def run(self):
-        """Start each, and another one where one was killed; it ends by a signal."""
+        """Start each consumer, and another for each one killed, until a signal."""
         for _ in range(self._plan.consumers):
             self.start()
         while True:

@@ -1,4 +1,4 @@
-"""Pools of one connection, or few, and what psycopg keeps prepared for whoever has it next."""
+"""Pools of one or few connections, and what psycopg keeps prepared for the next user of one."""
 
 import contextlib
 
@@ -18,7 +18,7 @@ MINE = "SELECT 'what the service says again and again'"
 
 
 async def small(kind, url, stack, size=1):
-    """A pool of one connection, or some more, of a kind."""
+    """A pool of a kind, with one connection or a few."""
     match kind:
         case "psycopg-pool":
             return stack.enter_context(
@@ -40,7 +40,7 @@ async def small(kind, url, stack, size=1):
 
 @contextlib.asynccontextmanager
 async def prepare(adapter):
-    """Have something prepared on a connection behind a adapter, as a service does; ours inside."""
+    """Prepare a statement on an adapter's connection, as a service does; keep it for the block."""
     async with reading(adapter.open()) as db:
         for _ in range(OFTEN):
             await db.execute(MINE)
@@ -49,19 +49,19 @@ async def prepare(adapter):
 
 @contextlib.asynccontextmanager
 async def is_prepared(adapter, statement=MINE):
-    """Whether it is still, on the one that is next."""
+    """Whether the statement is still prepared on the next connection."""
     async with reading(adapter.open()) as db:
-        found = await db.execute("SELECT statement FROM pg_prepared_statements")
-        yield any(statement in each for (each,) in found.rows)
+        result = await db.execute("SELECT statement FROM pg_prepared_statements")
+        yield any(statement in text for (text,) in result.rows)
 
 
 @contextlib.asynccontextmanager
 async def see_it_is_prepared(*adapters):
-    """What is prepared on the only connection behind each is there afterwards."""
-    for each in adapters:
-        async with prepare(each):
+    """Check that statements on the only connection behind each adapter stay prepared."""
+    for adapter in adapters:
+        async with prepare(adapter):
             pass
     yield
-    for each in adapters:
-        async with is_prepared(each) as is_there:
+    for adapter in adapters:
+        async with is_prepared(adapter) as is_there:
             assert is_there, "a rollback has taken it away"

@@ -56,8 +56,8 @@ def reason_against():
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"network namespaces cannot be tried: {error}"
-    said = done.stderr.strip().splitlines() or [f"exit {done.returncode}"]
-    return f"this machine forbids network namespaces: {said[-1]}" if done.returncode else ""
+    lines = done.stderr.strip().splitlines() or [f"exit {done.returncode}"]
+    return f"this machine forbids network namespaces: {lines[-1]}" if done.returncode else ""
 
 
 class Place:

@@ -173,12 +173,12 @@ def main():
         asyncio.run(clients.run(lambda: partitions.torment(seconds)))
         read_all(members, clients.records)
     counts = dict(clients.records.counts)
-    found = {"counts": counts, "operations": clients.records.all()}
-    (folder / "history.json").write_bytes(msgspec.json.encode(found))
+    history = {"counts": counts, "operations": clients.records.all()}
+    (folder / "history.json").write_bytes(msgspec.json.encode(history))
 
 
 def read_all(members, records):
-    """Read every queue from end to end, now that nobody sends any more."""
+    """Read every queue from start to end, after the last send."""
     leader = members.wait_in_sync(len(MEMBERS) - 1)
     for number in range(QUEUES):
         begun, texts, end = time.monotonic(), [], leader.max_offset(TOPIC, number)

@@ -52,7 +52,7 @@ FRAMES = {
 
 
 def main(address, kind):
-    os.nice(10)  # Its own work is that of another machine.
+    os.nice(10)  # It stands for another machine, so its own work must not count.
     host, port = address.rsplit(":", 1)
     frame, count = FRAMES[kind](), 0
     print("ready", flush=True)

@@ -1,9 +1,9 @@
 """A service that leaves transactions open in every state and works on until it is killed.
 
-Its arguments are the name servers, the database and how many it leaves open. Of these one third has
-committed, one third was never begun, and the last is under way; on SQLite, which lets one write at
-a time, that was never begun either. It prints a line when that is done, and then keeps moving
-orders.
+Its arguments are the name servers, the database and the number of transactions to leave open. One
+third of them has committed, one third never began, and the last third is still running. SQLite
+allows one writer at a time, so there the last third never began either. The service then prints a
+line and keeps moving orders.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ async def leave_open(
                     body=f"left-{number}".encode(),
                     properties={
                         properties.FENCE: resource.identity,
-                        # Until then nobody asks us, who know it.
+                        # Until then no check comes to this service, which could answer it.
                         properties.CHECK_IMMUNITY: "3",
                     },
                 )

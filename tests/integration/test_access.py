@@ -71,7 +71,7 @@ def as_(broker, account, secret=None):
 
 
 @run_by(in_loop)
-async def test_each_account_does_what_its_file_says(acl):
+async def test_an_account_may_do_only_what_its_file_grants(acl):
     async with guarded(acl) as broker:
         async with as_(broker, "operator") as client:
             await client.admin.create_topic("Orders", queues=1)
@@ -99,7 +99,7 @@ async def test_each_account_does_what_its_file_says(acl):
 
 
 @run_by(in_loop)
-async def test_strangers_and_liars_are_refused(acl):
+async def test_unknown_accounts_and_wrong_signatures_are_refused(acl):
     async with guarded(acl) as broker:
         async with as_(broker, "operator") as client:
             await client.admin.create_topic("Orders", queues=1)
@@ -114,7 +114,7 @@ async def test_strangers_and_liars_are_refused(acl):
 
 
 @run_by(in_loop)
-async def test_changed_accounts_are_in_force_without_a_restart(acl):
+async def test_changed_accounts_take_effect_without_a_restart(acl):
     async with guarded(acl) as broker, as_(broker, "the-shop") as shop:
         async with as_(broker, "operator") as client:
             await client.admin.create_topic("Wages", queues=1)
@@ -130,8 +130,8 @@ async def test_changed_accounts_are_in_force_without_a_restart(acl):
 
 
 @run_by(in_loop)
-async def test_a_captured_read_sent_again_under_another_code_deletes_a_topic(acl):
-    """The page about the threat model says that a signature does not cover the code."""
+async def test_a_captured_read_replayed_with_another_code_deletes_a_topic(acl):
+    """The threat model page says that a signature does not cover the request code."""
     async with guarded(acl) as broker, as_(broker, "operator") as client:
         await client.admin.create_topic("Orders", queues=1)
         fields = OPERATOR.sign({"topic": "Orders"}, b"")
@@ -149,7 +149,7 @@ async def test_a_captured_read_sent_again_under_another_code_deletes_a_topic(acl
 
 @pytest.mark.skipif(os.name != "posix", reason="modes of files")
 @run_by(in_loop)
-async def test_a_file_that_others_may_read_is_refused(acl):
+async def test_an_account_file_readable_by_others_is_refused(acl):
     acl.chmod(0o644)
     with pytest.raises(ConfigError, match="other users may read it; run: chmod 600"):
         async with guarded(acl):
@@ -170,7 +170,7 @@ class Listener:
 
 
 @run_by(in_loop)
-async def test_only_a_publisher_of_the_topic_decides_a_transaction(acl):
+async def test_only_a_publisher_of_the_topic_can_end_its_transaction(acl):
     async with guarded(acl) as broker:
         async with as_(broker, "operator") as client:
             await client.admin.create_topic("Orders", queues=1)
@@ -194,7 +194,7 @@ async def test_only_a_publisher_of_the_topic_decides_a_transaction(acl):
         assert len(pending) == 0
 
 
-def test_what_operators_did_is_on_record(acl, tmp_path):
+def test_the_audit_log_records_topic_creations_and_reveals_tampering(acl, tmp_path):
     settings = BrokerSettings(
         data=str(tmp_path), listen="127.0.0.1:0", names_listen="127.0.0.1:0", acl=str(acl)
     )
@@ -210,7 +210,7 @@ def test_what_operators_did_is_on_record(acl, tmp_path):
 
     asyncio.run(scenario())
     (file,) = (tmp_path / "audit").iterdir()
-    file.write_bytes(file.read_bytes()[:-5])  # As a crash tears the last line.
+    file.write_bytes(file.read_bytes()[:-5])  # A crash tears the last line like this.
     asyncio.run(scenario())
     warnings = []
     entries = list(read_audit(LocalDisk(tmp_path), warnings.append))
@@ -238,7 +238,7 @@ def test_what_operators_did_is_on_record(acl, tmp_path):
 
 
 @run_by(in_loop)
-async def test_a_check_shows_a_half_message_to_publishers_of_its_topic_alone(acl):
+async def test_checks_of_a_half_message_go_only_to_publishers_of_its_topic(acl):
     settings = BrokerSettings(
         store=StoreSettings(flush="async"),
         acl=str(acl),
@@ -263,7 +263,7 @@ async def test_a_check_shows_a_half_message_to_publishers_of_its_topic_alone(acl
         assert stranger.checks == 0
 
 
-def test_accounts_are_changed_over_the_wire(acl, tmp_path):
+def test_an_administrator_changes_accounts_over_the_wire(acl, tmp_path):
     settings = BrokerSettings(
         data=str(tmp_path / "data"), listen="127.0.0.1:0", names_listen="127.0.0.1:0", acl=str(acl)
     )
@@ -281,9 +281,9 @@ def test_accounts_are_changed_over_the_wire(acl, tmp_path):
                 code = RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG
                 with pytest.raises(NoPermission):
                     await shop.session.request(broker.address, code)
-                found = (await asked(broker.address, code)).body.decode()
-                assert "new-shop" in found
-                assert "secret" not in found
+                config = (await asked(broker.address, code)).body.decode()
+                assert "new-shop" in config
+                assert "secret" not in config
                 with pytest.raises(UnknownRefusal, match="^code 209: .*topicPerms cannot hold"):
                     await admin.put_account("new-shop", topics={"": "PUB"})
                 version = await asked(broker.address, RequestCode.GET_BROKER_CLUSTER_ACL_INFO)
@@ -308,7 +308,7 @@ def test_accounts_are_changed_over_the_wire(acl, tmp_path):
 
 
 @run_by(in_loop)
-async def test_a_file_that_no_tool_has_changed_has_the_time_of_its_last_change(acl):
+async def test_an_account_file_no_tool_has_changed_reports_its_modification_time(acl):
     """``mqadmin clusterAclConfigVersion`` shows this time; it was 1970."""
     os.utime(acl, (1_790_000_000, 1_790_000_000))
     async with guarded(acl) as broker, as_(broker, "operator") as client:
@@ -320,7 +320,7 @@ async def test_a_file_that_no_tool_has_changed_has_the_time_of_its_last_change(a
 
 
 @run_by(in_loop)
-async def test_a_broker_without_accounts_changes_none():
+async def test_a_broker_without_accounts_refuses_to_add_one():
     async with embedded() as broker, Client(broker.names) as client:
         with pytest.raises(UnknownRefusal, match="start it with --acl FILE"):
             await client.admin.put_account("new-shop", "planted-secret")
@@ -328,11 +328,11 @@ async def test_a_broker_without_accounts_changes_none():
         assert stats["access"] == "no accounts: loopback alone"
 
 
-def test_commands_change_a_file(acl):
+def test_acl_commands_edit_the_account_file(acl):
     def run(*words, **given):
-        found = CliRunner().invoke(app, ["acl", *words, "--file", str(acl)], **given)
-        assert found.exit_code == 0, found.output
-        return found.stdout
+        result = CliRunner().invoke(app, ["acl", *words, "--file", str(acl)], **given)
+        assert result.exit_code == 0, result.output
+        return result.stdout
 
     secret = run("add", "new-shop", "--topic", "Orders=PUB").strip()
     assert f"secretKey: {secret}" in acl.read_text()
@@ -357,7 +357,7 @@ def outside_address():
 
 
 @pytest.mark.parametrize("is_trusted", [False, True])
-def test_without_accounts_peers_beyond_loopback_are_refused_unless_trusted(tmp_path, is_trusted):
+def test_without_accounts_remote_peers_are_refused_unless_trusted(tmp_path, is_trusted):
     address = outside_address()
     settings = BrokerSettings(
         data=str(tmp_path),

@@ -1,7 +1,7 @@
 """Every request of brokers and name servers, from every kind of sender, over a real socket.
 
 The expected answers come from the table of ``tests.unit.access.test_authorizer``, which is written
-apart from the product's.
+independently of the product.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ def way(request, tmp_path):
 
 
 class Sender:
-    """One connection, which asks many things at once."""
+    """One connection that sends many requests at once."""
 
     def __init__(self, streams):
         self._reader, self._writer = streams
@@ -107,7 +107,7 @@ async def passing(way, address, requests, account=None, secret=None):
 
 
 async def fields_of_stored(broker):
-    """Fields that name a stored message of T, and an open half message of it."""
+    """Fields that name a stored message of T and an open half message of T."""
     account = Credentials(access_key="operator", secret_key=SECRETS["operator"])
     async with Client(broker.names, ClientSettings(credentials=account)) as client:
         await client.admin.create_topic("T", queues=1)
@@ -121,11 +121,11 @@ async def fields_of_stored(broker):
         stored = await client.session.request(
             broker.address, Code.SEND_MESSAGE_V2, half, body=b"half"
         )
-    found = stored.field_map()
-    position = position_in(found["msgId"])
+    half_fields = stored.field_map()
+    position = position_in(half_fields["msgId"])
     return {
         "offset": str(position_in(sent.offset_id)),
-        "tranStateTableOffset": found["queueOffset"],
+        "tranStateTableOffset": half_fields["queueOffset"],
         "commitLogOffset": str(position),
         "commitOrRollback": "0",
         "msgId": "F" * 32,
@@ -145,7 +145,7 @@ def requests_to(handlers, fields):
 
 
 @run_by(in_loop)
-async def test_each_request_passes_for_the_senders_of_the_table_alone(tmp_path, way):
+async def test_each_request_is_allowed_only_for_the_senders_in_the_table(tmp_path, way):
     acl = tmp_path / "plain_acl.yml"
     accounts = [
         f"- accessKey: {name}\n  secretKey: {SECRETS[name]}\n  {PERMISSIONS[name]}\n"
@@ -170,6 +170,6 @@ async def test_each_request_passes_for_the_senders_of_the_table_alone(tmp_path, 
             assert await passing(way, address, requests) == set()
             assert await passing(way, address, requests, "operator", "wrong-one") == set()
             for account in ACCOUNTS:
-                found = await passing(way, address, requests, account)
+                allowed = await passing(way, address, requests, account)
                 expected = {code for code, _, _ in requests if account in ALLOWED.get(code, ADMIN)}
-                assert found == expected, account
+                assert allowed == expected, account

@@ -1,4 +1,4 @@
-"""The bank transfer's listener form: what a check finds, whoever is dead, late or faster."""
+"""The listener form of the bank transfer: what checks find when a program is dead, late or fast."""
 
 import asyncio
 import contextlib
@@ -61,7 +61,7 @@ listener.main()
 
 
 class Bank:
-    """A bank's database, looked at from aside."""
+    """A bank's database, as an outside observer sees it."""
 
     def __init__(self, url, number, balance):
         self.url = url
@@ -78,12 +78,12 @@ class Bank:
             await made.dispose()
 
     async def states(self):
-        """Of all transfers."""
+        """The states of all transfers."""
         async with self.engine() as engine, AsyncSession(engine) as session:
             return sorted(map(State, await session.scalars(select(Transfer.state))))
 
     async def balance(self):
-        """What the account says, which is what the journal says."""
+        """The balance of the account, after checking that the journal agrees."""
         async with self.engine() as engine, AsyncSession(engine) as session:
             account = await session.get(Account, self.number)
             wanted = select(func.sum(Entry.amount)).where(Entry.account == self.number)
@@ -120,7 +120,7 @@ def order_of(transfer="t-1"):
 
 def message_fields(order, tag):
     made = message_of(order, tag)
-    return {each.name: getattr(made, each.name) for each in fields(Message)}
+    return {field.name: getattr(made, field.name) for field in fields(Message)}
 
 
 def half(xid, order, tag="TAGA"):
@@ -145,7 +145,7 @@ async def becomes(look, wanted):
 
 @KINDS
 @pytest.mark.parametrize("ending", ["commits", "rolls back"])
-def test_a_check_waits_for_a_debit_that_is_not_committed(ending, icbc):
+def test_a_check_waits_for_an_uncommitted_debit(ending, icbc):
     async def scenario():
         async with icbc.engine() as ours, icbc.engine() as theirs:
             asks = asyncio.Event()
@@ -174,7 +174,7 @@ def test_a_check_waits_for_a_debit_that_is_not_committed(ending, icbc):
 
 
 @KINDS
-def test_two_messages_of_one_transfer_make_it_once(icbc):
+def test_two_messages_for_one_transfer_debit_it_once(icbc):
     async def scenario():
         async with icbc.engine() as engine:
             bank = ICBCTransactionListener(engine)
@@ -190,7 +190,7 @@ def test_two_messages_of_one_transfer_make_it_once(icbc):
 
 
 @KINDS
-def test_a_check_of_one_message_refuses_the_transfer_for_all(icbc):
+def test_a_check_before_the_debit_refuses_every_message_of_the_transfer(icbc):
     async def scenario():
         async with icbc.engine() as engine, icbc.engine() as others:
             banks = [ICBCTransactionListener(each) for each in (engine, others)]
@@ -207,7 +207,7 @@ def test_a_check_of_one_message_refuses_the_transfer_for_all(icbc):
 
 @pytest.mark.parametrize("kind", ["sqlite"])
 @pytest.mark.parametrize("outcome", list(Outcome))
-def test_a_transfer_that_has_ended_meanwhile_was_debited_all_the_same(outcome, icbc):
+def test_a_check_commits_a_transfer_that_is_already_settled(outcome, icbc):
     async def scenario():
         async with icbc.engine() as engine:
             bank = ICBCTransactionListener(engine)
@@ -220,28 +220,28 @@ def test_a_transfer_that_has_ended_meanwhile_was_debited_all_the_same(outcome, i
 
 
 @KINDS
-def test_two_programs_that_debit_in_one_database_lose_nothing(icbc):
+def test_two_programs_debiting_in_one_database_lose_no_debit(icbc):
     async def scenario():
         async with icbc.engine() as ours, icbc.engine() as theirs:
-            banks = [ICBCTransactionListener(each) for each in (ours, theirs)] * 15
+            banks = [ICBCTransactionListener(engine) for engine in (ours, theirs)] * 15
             orders = [Order(f"t-{at}", "ICBC-A", "CCB-B", 1) for at in range(len(banks))]
-            said = await asyncio.gather(
+            decisions = await asyncio.gather(
                 *(
                     bank.execute_local_transaction(half(f"x-{order.id}", order), order)
                     for bank, order in zip(banks, orders, strict=True)
                 )
             )
-            return Counter(said)
+            return Counter(decisions)
 
     assert asyncio.run(scenario()) == {COMMIT: 30}
     assert asyncio.run(icbc.balance()) == OPENING - 30
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
-def test_accounts_are_opened_once(icbc):
-    wanted = [accounts.opening(each, "CNY") for each in ("ICBC-A=5", "ICBC-B=20,000.00")]
+def test_only_missing_accounts_are_opened(icbc):
+    wanted = [accounts.opening(account, "CNY") for account in ("ICBC-A=5", "ICBC-B=20,000.00")]
 
-    assert [each.number for each in accounts.open_missing(icbc.url, wanted)] == ["ICBC-B"]
+    assert [account.number for account in accounts.open_missing(icbc.url, wanted)] == ["ICBC-B"]
     assert accounts.open_missing(icbc.url, wanted) == []
     assert asyncio.run(icbc.balance()) == OPENING
 
@@ -259,7 +259,7 @@ def test_a_check_that_overtakes_a_slow_debit_wins(icbc):
             TransactionProducer(GROUP, broker.names, ICBCTransactionListener(slow)) as late,
             TransactionProducer(GROUP, broker.names, ICBCTransactionListener(others)) as member,
         ):
-            async with slow.connect():  # The only one: the debit waits, and holds no lock.
+            async with slow.connect():  # The only connection: the debit waits, and holds no lock.
                 message = message_of(order_of(), "TAGA")
                 sending = asyncio.ensure_future(late.send_in_transaction(message, order_of()))
                 await becomes(icbc.states, [State.REFUSED])
@@ -267,7 +267,7 @@ def test_a_check_that_overtakes_a_slow_debit_wins(icbc):
             outcome = await sending
             assert (outcome.state, outcome.is_acknowledged) == (TransactionState.ROLLED_BACK, True)
             status = await late.client.admin.topic_status(TRANSFERS)
-            assert sum(each.max_offset for each in status) == 0
+            assert sum(queue.max_offset for queue in status) == 0
             assert member.tally.checks >= 1
             assert (late.tally.conflicts, member.tally.conflicts) == (0, 0)
 
@@ -291,22 +291,22 @@ class Run:
             env=environment(),
             cwd=CHECKOUT,
         )
-        said = await process.communicate()
-        return process.returncode, *(each.decode().splitlines() for each in said)
+        outputs = await process.communicate()
+        return process.returncode, *(output.decode().splitlines() for output in outputs)
 
 
 @contextlib.asynccontextmanager
 async def banks_open(icbc, ccb):
-    """Both banks at work, and a broker that asks soon."""
+    """Both banks running, and a broker that checks soon."""
     async with contextlib.AsyncExitStack() as opening:
         enter = opening.enter_async_context
         broker = await enter(embedded(SOON))
-        client, other = await enter(Client(broker.names)), await enter(Client(broker.names))
+        client, ccb_client = await enter(Client(broker.names)), await enter(Client(broker.names))
         for topic in ("advices", TRANSFERS):
             await client.admin.create_topic(topic)
         steps = opening.enter_context(Steps(is_on=False))
         await enter(ICBC(await enter(icbc.engine()), client, steps=steps))
-        await enter(open_ccb(await enter(ccb.engine()), other))
+        await enter(open_ccb(await enter(ccb.engine()), ccb_client))
         yield broker, client
 
 
@@ -315,9 +315,9 @@ def numbers_in(lines, xid):
 
 
 @KINDS
-def test_the_program_does_what_the_tutorial_says_and_answers_for_one_that_was_killed(icbc, ccb):
+def test_the_listener_follows_the_tutorial_and_answers_for_a_killed_run(icbc, ccb):
     async def killed(broker):
-        """One that dies between its commit and its END; the id of its message."""
+        """Run a program that dies between its commit and its END; return the id of its message."""
         run = Run(icbc, broker, "--tags", "TAGA", program=("-c", DYING))
         code, (line,), log = await run.ended()
         assert code == -9, log
@@ -339,7 +339,7 @@ def test_the_program_does_what_the_tutorial_says_and_answers_for_one_that_was_ki
             checked = {line for line in lines if line.startswith("checked: ")}
             assert checked == {f"checked: TAGA {xid}", f"checked: TAGC {results[-1][-1]}"}
             status = await client.admin.topic_status(TRANSFERS)
-            assert sum(each.max_offset for each in status) == 3
+            assert sum(queue.max_offset for queue in status) == 3
             await becomes(ccb.states, [State.CREDITED] * 3)
             await becomes(icbc.states, [State.REFUSED, *[State.SETTLED] * 3])
 
@@ -349,7 +349,7 @@ def test_the_program_does_what_the_tutorial_says_and_answers_for_one_that_was_ki
 
 
 @pytest.mark.parametrize("kind", ["sqlite"])
-def test_who_is_not_asked_in_time_says_so(icbc):
+def test_the_listener_fails_when_no_check_comes_in_time(icbc):
     async def scenario():
         async with embedded() as broker:
             return await Run(icbc, broker, "--tags", "TAGC", "--wait", "1").ended()

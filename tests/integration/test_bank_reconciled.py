@@ -1,8 +1,8 @@
-"""The bank example reconciled: a tour with its accidents is clean, and whoever cheats afterwards is
-found, by the class of what he did.
+"""The bank example reconciled: a tour with killed programs is clean, and every later fraud is found
+and classified.
 
-By real programs: the tour's own, and a forger with a command line. The command that reconciles
-runs in this process, with its Spark; `make demo` starts one, and so does the full tour in a soak.
+Real programs run here: those of the tour, and a forger with a command line. The command that
+reconciles runs in this process, with its Spark; `make demo` and the full tour in a soak start one.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ def python(*arguments, cwd=None):
 
 @pytest.fixture(scope="module")
 def toured(tmp_path_factory, spark):
-    """What an honest tour has left, reconciled, and what was said of it."""
+    """The directory of an honest, reconciled tour, and the output of both commands."""
     asyncio.run(until_the_date_has_room())
     kept = tmp_path_factory.mktemp("toured") / "kept"
     done = python("examples.bank_transfer", *TOUR, "--directory", kept)
@@ -67,9 +67,9 @@ def toured(tmp_path_factory, spark):
     with pytest.MonkeyPatch.context() as patched:
         spark_session.lend(patched, spark)
         asked = ["reconcile", "--date", today, "--config", str(rules)]
-        found = CliRunner().invoke(app, asked, env={"COLUMNS": "200"})
-    assert found.exit_code == CLEAN, found.output
-    return kept, done.stdout + found.output
+        reconciled = CliRunner().invoke(app, asked, env={"COLUMNS": "200"})
+    assert reconciled.exit_code == CLEAN, reconciled.output
+    return kept, done.stdout + reconciled.output
 
 
 def day_of_the_rules():
@@ -77,7 +77,7 @@ def day_of_the_rules():
 
 
 async def until_the_date_has_room():
-    """What is on its way at midnight is no fraud, and yet is open: all here is of one date."""
+    """Wait until the date has room: a transfer in flight at midnight is open, though no fraud."""
     day = day_of_the_rules()
 
     def ends_soon():
@@ -89,30 +89,30 @@ async def until_the_date_has_room():
 
 
 def run_in(kept):
-    """The run that the tour's reconciliation has come to."""
+    """The result of the tour's reconciliation."""
     (summary,) = kept.glob("reconciliation/runs/*/*/summary.json")
     return msgspec.json.decode(summary.read_bytes(), type=Run)
 
 
-def test_a_tour_with_its_accidents_is_clean(toured):
-    kept, said = toured
+def test_a_tour_with_killed_programs_reconciles_clean(toured):
+    kept, output = toured
     result = run_in(kept).result
 
-    assert re.search(r"delivered once more than they were sent +│ +[1-9]", said)
-    assert "✔ Clean" in said
-    assert "All balance proofs hold." in said
-    assert said.index("money was conserved") < said.index("✔ Clean")
-    found = {}
-    for each in result.totals:
-        found[each.class_] = found.get(each.class_, 0) + each.transfers
-    rolled_back = found.pop("rolled-back")
+    assert re.search(r"delivered once more than they were sent +│ +[1-9]", output)
+    assert "✔ Clean" in output
+    assert "All balance proofs hold." in output
+    assert output.index("money was conserved") < output.index("✔ Clean")
+    counts = {}
+    for total in result.totals:
+        counts[total.class_] = counts.get(total.class_, 0) + total.transfers
+    rolled_back = counts.pop("rolled-back")
     with closing(sqlite3.connect(kept / "icbc.db")) as books:
         states = dict(books.execute("SELECT state, count(*) FROM transfers GROUP BY state"))
-    assert found == {name: states[state] for state, name in AGREED.items()}
+    assert counts == {name: states[state] for state, name in AGREED.items()}
     assert 0 < rolled_back <= states["refused"], "an outbox says nothing of what it does not send"
 
 
-def test_the_rules_say_where_the_ledgers_are_and_hold_no_password(toured):
+def test_the_written_rules_locate_the_ledgers_and_hold_no_password(toured):
     kept, _ = toured
     rules = (kept / RULES.name).read_text()
 
@@ -131,7 +131,7 @@ def date_of(kept):
 
 
 class Transfer(NamedTuple):
-    """One that was made, and credited."""
+    """A transfer that was made and credited."""
 
     id: str
     payer: str
@@ -141,7 +141,7 @@ class Transfer(NamedTuple):
 
 
 class Fraud(NamedTuple):
-    """What has to be said of one."""
+    """What the reconciliation must report about one fraud."""
 
     key: str
     name: str
@@ -177,27 +177,27 @@ class Ledgers:
         )
 
     def transfers(self):
-        """Some of which no two have an account in common."""
+        """Some transfers, no two of which share an account."""
         seen = {FORGED.payer, FORGED.payee}
-        for each in self.icbc.execute(
+        for row in self.icbc.execute(
             "SELECT id, payer, payee, amount, way FROM transfers WHERE state = 'settled' ORDER BY 1"
         ):
-            made = Transfer(*each)
+            made = Transfer(*row)
             if not seen & {made.payer, made.payee}:
                 seen |= {made.payer, made.payee}
                 yield made
 
     def untouched(self):
-        """Accounts of CCB that no transfer has come to."""
-        found = self.ccb.execute(
+        """Accounts of CCB that received no transfer."""
+        cursor = self.ccb.execute(
             "SELECT number FROM accounts WHERE currency = 'CNY' AND is_open "
             "AND number NOT IN (SELECT payee FROM transfers) ORDER BY 1"
         )
-        return (number for (number,) in found.fetchall() if number != FORGED.payee)
+        return (number for (number,) in cursor.fetchall() if number != FORGED.payee)
 
     def balance(self, bank, number):
-        found = bank.execute("SELECT balance FROM accounts WHERE number = ?", [number])
-        return found.fetchone()[0]
+        cursor = bank.execute("SELECT balance FROM accounts WHERE number = ?", [number])
+        return cursor.fetchone()[0]
 
     def move(self, number, amount):
         """Change what CCB's table of accounts says."""
@@ -223,7 +223,7 @@ class Ledgers:
         assert edited.rowcount == 1
 
     def adjust(self, payee, amount):
-        """Book from ICBC's clearing to a customer, as tellers book what is no transfer."""
+        """Book from ICBC's clearing to a customer, as tellers book adjustments."""
         for account, more in ((payee, amount), ("clearing", -amount)):
             self.icbc.execute(
                 "INSERT INTO journal (kind, account, amount, currency, booked_ms) SELECT 'adjust', "
@@ -273,23 +273,23 @@ def told(ledgers, bank, number, by):
 
 
 def cheat(ledgers):
-    """Do every fraud there is, each to a transfer of its own; what has to be found of them."""
+    """Commit every kind of fraud, each on a transfer of its own; yield the expected findings."""
     some, accounts = ledgers.transfers(), ledgers.untouched()
 
     # A row edited, and nothing else: the two sides of the booking do not add up any more.
-    one = next(some)
-    ledgers.edit(one, 7, one.payee)
-    yield Fraud(one.id, "amount-mismatch", 7, "payee")
-    yield Broken("double-entry", "ccb", one.id, 0, 7)
-    yield Broken("clearing", None, one.id, -7, 0)
-    yield told(ledgers, "ccb", one.payee, 7)
+    transfer = next(some)
+    ledgers.edit(transfer, 7, transfer.payee)
+    yield Fraud(transfer.id, "amount-mismatch", 7, "payee")
+    yield Broken("double-entry", "ccb", transfer.id, 0, 7)
+    yield Broken("clearing", None, transfer.id, -7, 0)
+    yield told(ledgers, "ccb", transfer.payee, 7)
 
     # The same by somebody who knows the books: both sides and the balance tell the same story.
-    one = next(some)
-    ledgers.edit(one, 9, one.payee)
-    ledgers.edit(one, -9, "clearing")
-    ledgers.move(one.payee, 9)
-    yield Fraud(one.id, "amount-mismatch", 9, "payee")
+    transfer = next(some)
+    ledgers.edit(transfer, 9, transfer.payee)
+    ledgers.edit(transfer, -9, "clearing")
+    ledgers.move(transfer.payee, 9)
+    yield Fraud(transfer.id, "amount-mismatch", 9, "payee")
 
     # A balance edited: no transfer is wrong, and the account is.
     rich = next(accounts)
@@ -302,55 +302,55 @@ def cheat(ledgers):
     yield Off("clearing-total", -1_000_00)
 
     # A credit deleted; then the money taken from the account as well.
-    one = next(some)
-    ledgers.delete(ledgers.ccb, one)
-    yield Fraud(one.id, "delivered-uncredited", one.amount, "transit")
-    yield told(ledgers, "ccb", one.payee, -one.amount)
-    one = next(some)
-    ledgers.delete(ledgers.ccb, one)
-    ledgers.move(one.payee, -one.amount)
-    yield Fraud(one.id, "delivered-uncredited", one.amount, "transit")
+    transfer = next(some)
+    ledgers.delete(ledgers.ccb, transfer)
+    yield Fraud(transfer.id, "delivered-uncredited", transfer.amount, "transit")
+    yield told(ledgers, "ccb", transfer.payee, -transfer.amount)
+    transfer = next(some)
+    ledgers.delete(ledgers.ccb, transfer)
+    ledgers.move(transfer.payee, -transfer.amount)
+    yield Fraud(transfer.id, "delivered-uncredited", transfer.amount, "transit")
 
     # A credit doubled; then the money given to the account as well.
-    one = next(some)
-    ledgers.double(one)
-    yield Fraud(one.id, "double-credit", one.amount, "payee")
-    yield told(ledgers, "ccb", one.payee, one.amount)
-    one = next(some)
-    ledgers.double(one)
-    ledgers.move(one.payee, one.amount)
-    yield Fraud(one.id, "double-credit", one.amount, "payee")
+    transfer = next(some)
+    ledgers.double(transfer)
+    yield Fraud(transfer.id, "double-credit", transfer.amount, "payee")
+    yield told(ledgers, "ccb", transfer.payee, transfer.amount)
+    transfer = next(some)
+    ledgers.double(transfer)
+    ledgers.move(transfer.payee, transfer.amount)
+    yield Fraud(transfer.id, "double-credit", transfer.amount, "payee")
 
     # A debit deleted: its transaction was committed, or it was told by an outbox.
     for way, name in (
         ("half", "committed-but-not-debited"),
         ("outbox", "message-without-debit"),
     ):
-        one = next(each for each in some if each.way == way)
-        ledgers.delete(ledgers.icbc, one)
-        yield Fraud(one.id, name, one.amount, "payee")
-        yield told(ledgers, "icbc", one.payer, one.amount)
+        transfer = next(candidate for candidate in some if candidate.way == way)
+        ledgers.delete(ledgers.icbc, transfer)
+        yield Fraud(transfer.id, name, transfer.amount, "payee")
+        yield told(ledgers, "icbc", transfer.payer, transfer.amount)
 
     # A credit posted to another account; then with the money.
-    one, other = next(some), next(accounts)
-    ledgers.post_elsewhere(one, other)
-    yield Fraud(one.id, "account-mismatch", one.amount, "payee")
-    yield told(ledgers, "ccb", one.payee, -one.amount)
-    yield told(ledgers, "ccb", other, one.amount)
-    one, other = next(some), next(accounts)
-    ledgers.post_elsewhere(one, other)
-    ledgers.move(one.payee, -one.amount)
-    ledgers.move(other, one.amount)
-    yield Fraud(one.id, "account-mismatch", one.amount, "payee")
+    transfer, account = next(some), next(accounts)
+    ledgers.post_elsewhere(transfer, account)
+    yield Fraud(transfer.id, "account-mismatch", transfer.amount, "payee")
+    yield told(ledgers, "ccb", transfer.payee, -transfer.amount)
+    yield told(ledgers, "ccb", account, transfer.amount)
+    transfer, account = next(some), next(accounts)
+    ledgers.post_elsewhere(transfer, account)
+    ledgers.move(transfer.payee, -transfer.amount)
+    ledgers.move(account, transfer.amount)
+    yield Fraud(transfer.id, "account-mismatch", transfer.amount, "payee")
 
     # A credit that the payer's bank keeps: each bank's books add up.
-    one = next(some)
-    ledgers.post_at_icbc(one)
-    yield Fraud(one.id, "wrong-bank", one.amount, "payee")
+    transfer = next(some)
+    ledgers.post_at_icbc(transfer)
+    yield Fraud(transfer.id, "wrong-bank", transfer.amount, "payee")
 
 
 async def forge(kept, order):
-    """Send an order that ICBC never had, while the broker and CCB run; CCB credits it."""
+    """Send an order that ICBC never had while the broker and CCB run; CCB credits it."""
     taken = set()
     listen, names = (f"127.0.0.1:{free_port(taken)}" for _ in range(2))
     broker = ["serve", "--data", kept / "broker", "--listen", listen, "--names-listen", names]
@@ -372,7 +372,9 @@ async def forge(kept, order):
                     await asyncio.sleep(0.02)
 
 
-def test_every_fraud_is_named(toured, tmp_path, spark, monkeypatch):
+def test_reconciliation_finds_and_classifies_every_planted_fraud(
+    toured, tmp_path, spark, monkeypatch
+):
     spark_session.lend(monkeypatch, spark)
     copy = tmp_path / "copy"
     shutil.copytree(toured[0], copy, ignore=shutil.ignore_patterns("reconciliation"))
@@ -390,24 +392,37 @@ def test_every_fraud_is_named(toured, tmp_path, spark, monkeypatch):
 
     assert done.exit_code == OVER_LIMITS, done.stderr
     assert sorted(
-        Fraud(each["key"].removeprefix("icbc/"), each["class"], each["amount"], each["holder"])
-        for each in json.loads(listed.stdout)
-    ) == sorted(each for each in planted if isinstance(each, Fraud))
+        Fraud(
+            finding["key"].removeprefix("icbc/"),
+            finding["class"],
+            finding["amount"],
+            finding["holder"],
+        )
+        for finding in json.loads(listed.stdout)
+    ) == sorted(finding for finding in planted if isinstance(finding, Fraud))
     result = msgspec.json.decode(done.stdout.encode(), type=Run).result
     proofs = [
-        Broken(each.proof, each.bank, each.account.removeprefix("icbc/"), each.expected, each.found)
-        for each in result.proofs
-        if not each.holds and each.account is not None
+        Broken(
+            finding.proof,
+            finding.bank,
+            finding.account.removeprefix("icbc/"),
+            finding.expected,
+            finding.found,
+        )
+        for finding in result.proofs
+        if not finding.holds and finding.account is not None
     ]
-    wanted = [each for each in planted if isinstance(each, Broken)]
+    wanted = [finding for finding in planted if isinstance(finding, Broken)]
     assert sorted(proofs, key=repr) == sorted(wanted, key=repr)
-    named = {each.proof for each in wanted}
-    whole = [each for each in result.proofs if not each.holds and each.proof not in named]
+    named = {finding.proof for finding in wanted}
+    whole = [
+        finding for finding in result.proofs if not finding.holds and finding.proof not in named
+    ]
     off, missed = Counter(), Counter()
-    for each in whole:
-        off[each.proof] += each.found - each.expected
-    for each in planted:
-        if isinstance(each, Off):
-            missed[each.proof] += each.by
+    for finding in whole:
+        off[finding.proof] += finding.found - finding.expected
+    for finding in planted:
+        if isinstance(finding, Off):
+            missed[finding.proof] += finding.by
     assert off == missed
     assert result.broken_proofs == len(wanted) + len(whole)

@@ -1,5 +1,5 @@
-"""The whole tour as its user takes it: transfers, and each program killed now and then; in a soak
-2,000 of them, and five times each.
+"""The whole tour as its user runs it: transfers, with each program killed now and then. A soak
+makes 2,000 transfers and kills each program five times.
 """
 
 import os
@@ -40,7 +40,7 @@ def tour(*arguments, cwd=CHECKOUT):
 
 @contextmanager
 def touring(*arguments):
-    """A tour that is under way, once its first story is told."""
+    """A running tour, once it has told its first story."""
     with subprocess.Popen(
         [*TOUR, *map(str, arguments)], cwd=CHECKOUT, env=environment(),
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -56,10 +56,10 @@ def touring(*arguments):
 
 @pytest.fixture(scope="module")
 def short_tours(tmp_path_factory):
-    """Tours that mostly wait, begun together, and how each of them ended."""
-    with ThreadPoolExecutor() as beside:
+    """Tours that mostly wait, started together, and how each of them ended."""
+    with ThreadPoolExecutor() as pool:
         yield {
-            tale: beside.submit(tale, tmp_path_factory.mktemp("tour") / "kept")
+            tale: pool.submit(tale, tmp_path_factory.mktemp("tour") / "kept")
             for tale in (put_money_into_the_books, take_the_broker_away)
         }
 
@@ -70,8 +70,8 @@ def put_money_into_the_books(kept):
         with closing(sqlite3.connect(kept / "ccb.db", timeout=20)) as books:
             books.execute("UPDATE accounts SET balance = balance + 1 WHERE number = 'CCB-7'")
             books.commit()
-        said, _ = running.communicate(timeout=PATIENCE_S)
-    return running.returncode, said
+        output, _ = running.communicate(timeout=PATIENCE_S)
+    return running.returncode, output
 
 
 def take_the_broker_away(kept):
@@ -83,18 +83,18 @@ def take_the_broker_away(kept):
     with touring("--transfers", 100, *chaos, "--directory", kept) as running:
         (kept / "broker").rename(kept.with_name("elsewhere"))
         (kept / "broker").write_bytes(b"")
-        said, _ = running.communicate(timeout=PATIENCE_S)
-    return running.returncode, said
+        output, _ = running.communicate(timeout=PATIENCE_S)
+    return running.returncode, output
 
 
-def figure(said, name):
+def figure(output, name):
     """A number of the last table."""
-    return float(re.search(rf"{name} +│ +([\d.]+) │", said)[1])
+    return float(re.search(rf"{name} +│ +([\d.]+) │", output)[1])
 
 
-def numbers_of(said, tag):
+def numbers_of(output, tag):
     """The numbers of the steps of a story, in their order."""
-    story = said.partition(f"{tag}: customer A sends")[2].partition("└")[0]
+    story = output.partition(f"{tag}: customer A sends")[2].partition("└")[0]
     return [row.split("│")[1].strip() for row in story.splitlines() if row.startswith("│")]
 
 
@@ -107,9 +107,9 @@ def see_that_it_is_whole(done, transfers, kills):
     assert figure(done.stdout, "looks of the auditor") > (20 if IS_SOAK else 2)
     assert figure(done.stdout, "messages delivered once more than they were sent") > 0
     for tag in ("TAGA", "TAGB"):
-        assert [each for each in numbers_of(done.stdout, tag) if each] == NINE
+        assert [number for number in numbers_of(done.stdout, tag) if number] == NINE
     checked = numbers_of(done.stdout, "TAGC")
-    assert [each for each in checked if each] == NINE
+    assert [number for number in checked if number] == NINE
     assert checked[-1] == "", "the answer to a check comes behind the nine"
 
 
@@ -125,8 +125,8 @@ def test_the_full_tour_on_sqlite(seed):
 @pytest.mark.timeout(PATIENCE_S + 20)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_full_tour_on_postgresql_and_redis(postgres, redis_server, short_tours, tmp_path, seed):
-    """And Redis forgets everything again and again, which costs time and nothing else. In a soak
-    all three ledgers agree in the end, also on what XA has moved.
+    """Redis loses all its data again and again, which costs only time. In a soak all three ledgers
+    agree in the end, also about the XA transfers.
     """
     where = ["--postgres", postgres.url.render_as_string(hide_password=False)]
     where += ["--redis", redis_server.url, "--seed", seed]
@@ -137,8 +137,8 @@ def test_the_full_tour_on_postgresql_and_redis(postgres, redis_server, short_tou
         while not is_over.wait(1.0):
             redis_server.flush()
 
-    with ThreadPoolExecutor() as beside:
-        forgetting = beside.submit(forget)
+    with ThreadPoolExecutor() as pool:
+        forgetting = pool.submit(forget)
         try:
             done = tour("--transfers", TRANSFERS, "--chaos", KILLS, *where, cwd=tmp_path)
         finally:
@@ -157,7 +157,7 @@ def see_that_ledgers_agree(done, tmp_path):
 
 def children_of(process):
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
-    return [int(each) for each in children.split()]
+    return [int(pid) for pid in children.split()]
 
 
 def is_running(pid):
@@ -168,7 +168,7 @@ def is_running(pid):
 
 
 @pytest.mark.parametrize("told", [signal.SIGTERM, *only_in_soak(signal.SIGINT)])
-def test_whoever_ends_it_early_leaves_nothing_behind(postgres, told):
+def test_a_tour_ended_early_leaves_no_process_or_database_behind(postgres, told):
     before = databases_of(postgres)
     where = postgres.url.render_as_string(hide_password=False)
     with touring("--transfers", 5000, "--postgres", where, "--chaos", 0) as running:
@@ -176,10 +176,10 @@ def test_whoever_ends_it_early_leaves_nothing_behind(postgres, told):
         assert len(children) == 3
         assert len(databases_of(postgres)) == len(before) + 2
         running.send_signal(told)
-        said, _ = running.communicate(timeout=PATIENCE_S)
+        output, _ = running.communicate(timeout=PATIENCE_S)
 
-    assert running.returncode == 130, said
-    assert "Traceback" not in said
+    assert running.returncode == 130, output
+    assert "Traceback" not in output
     assert not any(map(is_running, children))
     assert databases_of(postgres) == before
 
@@ -187,21 +187,21 @@ def test_whoever_ends_it_early_leaves_nothing_behind(postgres, told):
 def databases_of(server):
     engine = create_engine(server.url, poolclass=NullPool)
     with engine.connect() as connection:
-        found = connection.execute(text("SELECT datname FROM pg_database"))
-        return {name for (name,) in found if name.startswith("txmq_tour")}
+        rows = connection.execute(text("SELECT datname FROM pg_database"))
+        return {name for (name,) in rows if name.startswith("txmq_tour")}
 
 
-def test_programs_do_not_outlive_a_tour_that_is_killed(tmp_path):
+def test_the_programs_of_a_killed_tour_die_with_it(tmp_path):
     with touring("--transfers", 5000, "--directory", tmp_path / "kept") as running:
         children = children_of(running)
         os.kill(running.pid, signal.SIGKILL)
         running.wait()
-        for each in children:
-            wait_until_gone(each)
+        for pid in children:
+            wait_until_gone(pid)
 
 
 def wait_until_gone(pid):
-    """It dies with the tour, which is a moment earlier."""
+    """Wait for a process that dies a moment after its tour."""
     try:
         watched = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -212,14 +212,14 @@ def wait_until_gone(pid):
         os.close(watched)
 
 
-def test_money_that_somebody_puts_into_the_books_is_found(short_tours):
-    code, said = short_tours[put_money_into_the_books].result()
+def test_the_tour_fails_when_money_is_added_to_the_books(short_tours):
+    code, output = short_tours[put_money_into_the_books].result()
 
-    assert code == 1, said
-    assert "0.01 CNY are there too many" in said
-    assert re.search(r"CCB: CCB-7 has \d+, and \d+ by the journal", said)
-    assert "money was conserved" not in said
-    assert said.splitlines()[-1].startswith("verdict: failed: ")
+    assert code == 1, output
+    assert "0.01 CNY are there too many" in output
+    assert re.search(r"CCB: CCB-7 has \d+, and \d+ by the journal", output)
+    assert "money was conserved" not in output
+    assert output.splitlines()[-1].startswith("verdict: failed: ")
 
 
 @pytest.mark.parametrize(
@@ -237,21 +237,21 @@ def test_money_that_somebody_puts_into_the_books_is_found(short_tours):
 def test_a_tour_that_cannot_begin_says_why(arguments, words, capsys):
     assert main(arguments) == 2
 
-    said = capsys.readouterr().err
-    assert said.startswith("the tour cannot run: ")
-    assert words in said
-    assert "secret" not in said
+    error = capsys.readouterr().err
+    assert error.startswith("the tour cannot run: ")
+    assert words in error
+    assert "secret" not in error
 
 
-def test_a_program_that_does_not_come_back_ends_the_tour(short_tours):
-    code, said = short_tours[take_the_broker_away].result()
+def test_the_tour_ends_when_a_program_does_not_restart(short_tours):
+    code, output = short_tours[take_the_broker_away].result()
 
-    assert code == 2, said
-    assert "the tour cannot run: the broker is not ready: " in said
-    assert "Traceback" not in said
+    assert code == 2, output
+    assert "the tour cannot run: the broker is not ready: " in output
+    assert "Traceback" not in output
 
 
-def test_what_is_prepared_in_a_database_does_not_keep_it(postgres, tmp_path):
+def test_a_database_with_a_prepared_transaction_is_still_dropped(postgres, tmp_path):
     before = databases_of(postgres)
     settings = TourSettings(postgres=postgres.url.render_as_string(hide_password=False))
     with databases(settings, tmp_path) as (icbc, _):

@@ -1,4 +1,4 @@
-"""The benchmarks run and print what their readers count on; how fast anything is, is not asked."""
+"""The benchmarks run and print every figure that their readers need; no speed is tested."""
 
 import json
 import re
@@ -28,7 +28,7 @@ SEND_FIGURES = {
 }
 
 
-def test_bounds_of_a_median_leave_out_as_many_figures_as_chance_allows():
+def test_median_bounds_leave_out_as_many_figures_as_chance_allows():
     assert median_bounds([3.0, 1.0, 2.0, 6.0, 5.0, 4.0]) == (1.0, 6.0)
     # With 20 figures, 5 or fewer lie on one side of the true median with a chance of 4.1 %.
     assert median_bounds(list(range(20))) == (5, 14)
@@ -45,7 +45,7 @@ def test_sections_left_out_are_not_judged():
     assert checks({"floor": {}}) == {}
 
 
-# One run of all sections, with sizes that show nothing but that every step works.
+# One run of all sections, with sizes that show only that every step works.
 
 
 SECTIONS = (
@@ -69,15 +69,15 @@ SECTIONS = (
 
 
 def run(*sections):
-    """The document of such a run."""
+    """The document that a run prints."""
     command = [sys.executable, str(RUN), "--smoke", "--only", *sections]
     done = subprocess.run(command, capture_output=True, text=True, timeout=550, check=False)
-    assert done.returncode == 0, done.stderr  # Where money was lost, among other reasons.
+    assert done.returncode == 0, done.stderr  # It also fails if money was lost.
     return json.loads(done.stdout)
 
 
 @pytest.mark.soak
-def test_this_tree_is_compared_with_its_own_last_commit():
+def test_a_run_against_head_compares_every_row():
     command = [sys.executable, str(RUN), "--smoke", "--against", "HEAD"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
@@ -94,7 +94,7 @@ pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.mark.slow
-def test_a_run_prints_one_document_with_every_figure_of_floor_and_sends(document):
+def test_the_report_has_every_figure_of_floor_and_sends(document):
     assert document["settings"]["smoke"]
     for section in (document["floor"], *document["sends"].values()):
         assert list(section) == ["1", "64"]
@@ -110,7 +110,7 @@ def test_a_run_prints_one_document_with_every_figure_of_floor_and_sends(document
 
 
 @pytest.mark.soak
-def test_a_run_tells_what_syncs_cost_and_how_long_a_message_takes(document):
+def test_the_report_has_the_cost_of_syncs_and_the_message_latency(document):
     threads = document["synced"]["eight_threads"]
     assert threads["messages_per_s"].keys() == {"sync", "async"}
     assert threads["sync_over_async"]["median"] > 0
@@ -120,31 +120,31 @@ def test_a_run_tells_what_syncs_cost_and_how_long_a_message_takes(document):
 
 
 @pytest.mark.soak
-def test_a_run_tells_what_tls_costs(document):
+def test_the_report_has_the_cost_of_tls(document):
     assert document["tls"]["plain_over_off"]["median"] > 0
     assert document["tls"]["medians"].keys() == {"off", "plain", "tls"}
 
 
 @pytest.mark.soak
-def test_a_run_tells_what_a_second_broker_brings(document):
+def test_the_report_has_the_gain_of_a_second_broker(document):
     for brokers in document["brokers"].values():
         assert brokers["brokers"].keys() == {"1", "2"}
         assert brokers["two_over_one_per_cpu_s"]["median"] > 0
 
 
 @pytest.mark.soak
-def test_a_run_tells_what_transactions_cost(document):
+def test_the_report_has_the_cost_of_transactions(document):
     durable = document["transactions"]["sync"]
     assert list(durable) == ["1", "64"]
     assert all(figure["transactions_per_s"] > 0 for figure in durable.values())
-    # What is stored does not hang on the machine; memory hardly does.
+    # Stored bytes do not depend on the machine, and memory hardly does.
     assert document["checks"]["transaction_bytes"]["passed"]
     assert 100 < document["pending"]["bytes_each"]["median"] < 300
     assert document["pending"]["restart"]["transactions_per_s"] > 0
 
 
 @pytest.mark.soak
-def test_a_run_tells_how_fast_dead_services_are_answered_for(document):
+def test_the_report_has_the_speed_of_resolving_for_dead_services(document):
     measured = document["resolve"]
     assert measured["sizes"] == [40, 400]
     assert measured["per_s"].keys() == measured["seconds"].keys() == {"40", "400"}
@@ -152,7 +152,7 @@ def test_a_run_tells_how_fast_dead_services_are_answered_for(document):
 
 
 @pytest.mark.soak
-def test_a_run_tells_what_waiting_messages_cost(document):
+def test_the_report_has_the_cost_of_delayed_messages(document):
     measured = document["delays"]
     assert measured["waiting"] == 2_000
     assert measured["late_ms"]["earliest"] >= 0
@@ -160,7 +160,7 @@ def test_a_run_tells_what_waiting_messages_cost(document):
 
 
 @pytest.mark.soak
-def test_a_run_tells_what_decorating_costs(document):
+def test_the_report_has_the_cost_of_decorated_transactions(document):
     for colour in ("session", "psycopg", "blocking"):
         rows = document["decorated"][colour]
         assert list(rows) == ["16"]
@@ -172,8 +172,8 @@ def test_a_run_tells_what_decorating_costs(document):
     assert {"decorated_session", "handwritten_psycopg"} <= document["checks"].keys()
 
 
-@pytest.mark.soak  # It is measured as decorating is, in the same processes.
-def test_a_run_tells_what_a_guard_costs():
+@pytest.mark.soak  # The benchmark of decorators runs the same processes.
+def test_the_report_has_the_cost_of_a_guard():
     document = run("guards")
     for colour in ("session", "psycopg", "blocking"):
         rows = document["guards"][colour]
@@ -184,8 +184,8 @@ def test_a_run_tells_what_a_guard_costs():
     assert "guarded_session" in document["checks"]
 
 
-@pytest.mark.soak  # Resolving, too, is a command beside a broker and a database.
-def test_a_run_tells_how_fast_an_outbox_is_emptied():
+@pytest.mark.soak  # The resolve benchmark also runs a command next to a broker and a database.
+def test_the_report_has_the_speed_of_an_outbox_relay():
     document = run("relay")
     measured = document["relay"]
     for kind in ("loose", "laned"):
@@ -197,7 +197,7 @@ def test_a_run_tells_how_fast_an_outbox_is_emptied():
 
 
 @pytest.mark.soak  # test_bank_tour.py has such transfers.
-def test_a_run_tells_what_a_transfer_between_two_banks_costs():
+def test_the_report_has_the_cost_of_a_bank_transfer():
     measured = run("bank")["bank"]
     for way, parts in (("half", 4), ("outbox", 4), ("xa", 6)):
         rows = measured[way]
@@ -211,7 +211,7 @@ def test_a_run_tells_what_a_transfer_between_two_banks_costs():
 
 
 @pytest.mark.soak
-def test_a_run_tells_what_reconciliation_costs():
+def test_the_report_has_the_cost_of_reconciliation():
     document = run("reconcile")
     sizes = document["reconcile"]["sizes"]
     assert list(sizes) == ["5000"]

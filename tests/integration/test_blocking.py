@@ -1,4 +1,4 @@
-"""The face without ``await``, over a real broker in a thread."""
+"""The blocking client, with a real broker in a thread."""
 
 import asyncio
 import gc
@@ -29,10 +29,10 @@ def names():
 
 
 def bodies(messages):
-    return sorted(each.body for each in messages)
+    return sorted(message.body for message in messages)
 
 
-def test_what_is_sent_is_handled(names):
+def test_sent_messages_reach_the_handler(names):
     got, enough = [], threading.Event()
     consumer = blocking.PushConsumer("readers", names, FROM_FIRST)
 
@@ -48,7 +48,7 @@ def test_what_is_sent_is_handled(names):
         later = producer.send_nowait(Message(topic="Orders", body=b"2"))
         batch = producer.send_batch([Message(topic="Orders", body=b) for b in (b"3", b"4")])
         assert first.status is SendStatus.OK
-        assert {later.result(5).id, *(each.id for each in batch)}.isdisjoint({first.id})
+        assert {later.result(5).id, *(result.id for result in batch)}.isdisjoint({first.id})
     with consumer:
         assert enough.wait(10)
         consumer.commit()
@@ -57,7 +57,7 @@ def test_what_is_sent_is_handled(names):
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
-def test_what_is_started_works_until_it_is_stopped(names, is_shared):
+def test_producers_and_consumers_work_only_between_start_and_stop(names, is_shared):
     client = blocking.Client(names)
     producer = blocking.Producer("writers", client if is_shared else names)
     pushed = blocking.PushConsumer("pushed", client if is_shared else names)
@@ -78,10 +78,10 @@ def test_what_is_started_works_until_it_is_stopped(names, is_shared):
             made.stop()
             made.stop()
         client.stop()
-    assert not [each for each in threading.enumerate() if each.name == "txmq-loop"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "txmq-loop"]
 
 
-def test_a_loop_over_a_consumer_ends_where_the_consumer_is_stopped(names):
+def test_iterating_over_a_consumer_ends_when_it_is_stopped(names):
     with blocking.Producer("writers", names) as producer:
         producer.send(Message(topic="Orders", body=b"1"))
     consumer = blocking.PullConsumer("readers", names, FROM_FIRST)
@@ -94,7 +94,7 @@ def test_a_loop_over_a_consumer_ends_where_the_consumer_is_stopped(names):
     assert bodies(got) == [b"1"]
 
 
-def test_members_share_a_client_and_its_loop(names):
+def test_producers_share_a_client_and_its_loop_thread(names):
     with blocking.Client(names) as client:
         client.admin.create_topic("Shared", queues=1)
         with (
@@ -109,7 +109,7 @@ def test_members_share_a_client_and_its_loop(names):
     assert not [each for each in threading.enumerate() if each.name == "txmq-loop"]
 
 
-def test_a_client_starts_and_stops_the_consumers_of_its_functions(names):
+def test_a_client_starts_and_stops_the_consumers_of_decorated_functions(names):
     got = threading.Semaphore(0)
     client = blocking.Client(names)
 
@@ -127,7 +127,7 @@ def test_a_client_starts_and_stops_the_consumers_of_its_functions(names):
     assert not waiting.is_alive()
 
 
-def test_what_waits_for_its_time_is_recalled(names):
+def test_a_delayed_message_is_recalled(names):
     with blocking.Producer("writers", names) as producer:
         later = producer.send(Message(topic="Orders", body=b"x", deliver_after=60))
         assert producer.recall("Orders", later.recall_handle) == later.id
@@ -138,7 +138,7 @@ def test_what_waits_for_its_time_is_recalled(names):
             producer.recall("Orders", "nonsense")
 
 
-def test_errors_are_those_of_the_asyncio_client(names):
+def test_errors_match_those_of_the_asyncio_client(names):
     with blocking.Client(names) as client, blocking.Producer("group", client) as producer:
         with pytest.raises(LocalProtocolError):
             producer.send(Message(topic="not a topic", body=b"x"))
@@ -148,7 +148,7 @@ def test_errors_are_those_of_the_asyncio_client(names):
         producer.send(Message(topic="Orders", body=b"x"))
 
 
-def test_an_async_handler_cannot_wait_for_its_own_loop(names):
+def test_a_blocking_call_in_an_async_handler_is_refused(names):
     told, done = [], threading.Event()
     with blocking.Client(names) as client, blocking.Producer("writers", client) as producer:
         consumer = blocking.PushConsumer("readers", client, FROM_FIRST)
@@ -167,7 +167,7 @@ def test_an_async_handler_cannot_wait_for_its_own_loop(names):
     assert "txmq.blocking would stall" in told[0]
 
 
-def test_leaving_ends_who_waits(names):
+def test_leaving_a_consumer_ends_its_wait(names):
     consumer = blocking.PushConsumer("readers", names, FROM_FIRST)
     consumer.on("Orders")(lambda message: None)
     with consumer:
@@ -177,11 +177,11 @@ def test_leaving_ends_who_waits(names):
     assert not waiting.is_alive()
 
 
-def test_a_client_that_does_not_open_leaves_no_thread():
+def test_a_consumer_that_fails_to_open_leaves_no_thread():
     producer = blocking.PushConsumer("readers", "127.0.0.1:1")
     with pytest.raises(UsageError, match="no handler"), producer:
         pass
-    assert not [each for each in threading.enumerate() if each.name == "txmq-loop"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "txmq-loop"]
 
 
 def fill(client, count, topic="Orders", queues=1):
@@ -198,12 +198,12 @@ def fill(client, count, topic="Orders", queues=1):
         (lambda: blocking.PullConsumer("g", "127.0.0.1:1").poll(), "consumer"),
     ],
 )
-def test_what_is_used_before_it_is_open_is_named(make, noun):
+def test_use_before_opening_is_refused_and_names_the_object(make, noun):
     with pytest.raises(UsageError, match=f"^this {noun} is not open; use it with 'with'"):
         make()
 
 
-def test_messages_are_asked_for(names):
+def test_a_pull_consumer_polls_and_pulls_by_hand(names):
     with blocking.Client(names) as client:
         fill(client, 5)
         consumer = blocking.PullConsumer("readers", client, FROM_FIRST)
@@ -214,16 +214,16 @@ def test_messages_are_asked_for(names):
                 got += messages
                 if len(got) == 5:
                     consumer.end()
-        assert [each.body for each in got] == [b"0", b"1", b"2", b"3", b"4"]
+        assert [message.body for message in got] == [b"0", b"1", b"2", b"3", b"4"]
 
         by_hand = blocking.PullConsumer("by-hand", client)
         with by_hand:
             (queue,) = by_hand.queues_of("Orders")
             pulled = by_hand.pull(queue, 3)
-            assert [each.body for each in pulled.messages] == [b"3", b"4"]
+            assert [message.body for message in pulled.messages] == [b"3", b"4"]
 
 
-def test_a_function_is_called_for_each_queue(names):
+def test_a_scheduled_pull_calls_its_function_for_each_queue(names):
     got, enough = [], threading.Event()
     with blocking.Client(names) as client:
         fill(client, 6, queues=2)
@@ -233,7 +233,7 @@ def test_a_function_is_called_for_each_queue(names):
         def take(queue, context):
             offset = context.consumer.committed(queue) or 0
             pulled = context.consumer.pull(queue, offset)
-            got.extend(each.body for each in pulled.messages)
+            got.extend(message.body for message in pulled.messages)
             context.consumer.note_offset(queue, pulled.next_offset)
             context.next_delay = 0.01
             if len(got) == 6:
@@ -247,10 +247,14 @@ def test_a_function_is_called_for_each_queue(names):
 def test_dead_letters_are_iterated(names):
     with blocking.Client(names) as client:
         fill(client, 3, "%DLQ%readers")
-        assert [each.body for each in client.admin.dead_letters("readers")] == [b"0", b"1", b"2"]
+        assert [letter.body for letter in client.admin.dead_letters("readers")] == [
+            b"0",
+            b"1",
+            b"2",
+        ]
 
 
-def test_an_event_loop_is_not_stalled(names):
+def test_a_blocking_call_in_an_event_loop_is_refused(names):
     async def scenario(client):
         with pytest.raises(UsageError, match="in an event loop use txmq itself"):
             client.admin.topics()
@@ -263,7 +267,7 @@ def test_an_event_loop_is_not_stalled(names):
 
 
 @pytest.mark.parametrize("end", [asyncio.CancelledError, OSError])
-def test_ctrl_c_ends_what_is_waited_for_without_a_word(caplog, end):
+def test_ctrl_c_ends_a_wait_and_logs_nothing(caplog, end):
     ended = threading.Event()
 
     async def interrupted():
@@ -284,11 +288,11 @@ def test_ctrl_c_ends_what_is_waited_for_without_a_word(caplog, end):
 
 
 @pytest.mark.parametrize("here", [None, CallerThread()])
-def test_ctrl_c_that_wakes_nobody_is_noticed_all_the_same(monkeypatch, here):
+def test_ctrl_c_is_noticed_even_if_it_does_not_wake_the_waiting_thread(monkeypatch, here):
     monkeypatch.setattr(background, "LOOK_S", 0.05)
 
     async def interrupted():
-        # Another thread is told, as the one that waits would be just before it falls asleep.
+        # Another thread gets the signal, as the waiting one would just before it falls asleep.
         os.kill(os.getpid(), signal.SIGINT)
         await asyncio.Event().wait()
 
@@ -301,7 +305,7 @@ def test_ctrl_c_that_wakes_nobody_is_noticed_all_the_same(monkeypatch, here):
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
-def test_what_ctrl_c_forestalls_is_never_begun():
+def test_work_that_ctrl_c_interrupts_before_its_start_never_runs():
     class Interrupted(CallerThread):
         def serve(self):
             raise KeyboardInterrupt
@@ -321,10 +325,10 @@ def test_what_ctrl_c_forestalls_is_never_begun():
         held.set()
         client._background.wait(asyncio.sleep(0))
     assert begun == []
-    gc.collect()  # Nor is it complained of that nobody awaited it.
+    gc.collect()  # Python must not warn that the coroutine was never awaited.
 
 
-def test_what_is_raised_there_comes_out_with_its_traceback():
+def test_an_exception_in_the_loop_reaches_the_caller_with_its_traceback():
     async def fail():
         raise ZeroDivisionError
 
@@ -362,7 +366,7 @@ with blocking.Client(sys.argv[1]) as client, blocking.Producer("writers", client
 """
 
 
-def test_ctrl_c_is_all_that_a_program_is_told(names):
+def test_a_program_ended_by_ctrl_c_shows_only_the_keyboard_interrupt(names):
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, names],
         capture_output=True,

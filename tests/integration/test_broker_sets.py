@@ -1,4 +1,4 @@
-"""Broker sets as real processes with a real etcd: who leads dies, and nothing else is lost."""
+"""Broker sets as real processes with a real etcd: leaders die, and no message is lost."""
 
 import shutil
 import signal
@@ -16,18 +16,18 @@ from tests.traffic.set_traffic import traffic
 
 @pytest.fixture
 def members(tmp_path, etcd):
-    with BrokerSet(tmp_path, etcd.port, SETTINGS) as found:
-        yield found
+    with BrokerSet(tmp_path, etcd.port, SETTINGS) as broker_set:
+        yield broker_set
 
 
 @pytest.fixture
 def linked(tmp_path, etcd):
     """Members whose links to etcd and to each other can be cut."""
-    with BrokerSet(tmp_path, etcd.port, SETTINGS, has_links=True) as found:
-        yield found
+    with BrokerSet(tmp_path, etcd.port, SETTINGS, has_links=True) as broker_set:
+        yield broker_set
 
 
-def test_a_leader_that_dies_or_stands_still_loses_nothing(members):
+def test_a_killed_or_frozen_leader_is_replaced_without_loss(members):
     with traffic(members) as clients:
         times = []
         for number in range(count(4, 20)):
@@ -50,7 +50,7 @@ def test_a_leader_that_dies_or_stands_still_loses_nothing(members):
     assert_alike(members)
 
 
-def test_a_leader_that_is_stopped_hands_over_at_once(members):
+def test_a_stopped_leader_hands_over_at_once(members):
     with traffic(members) as clients:
         times = []
         for _ in range(count(2, 10)):
@@ -86,12 +86,12 @@ def test_a_leader_hands_over_to_a_chosen_member_and_loses_nothing(members):
     assert_alike(members)
 
 
-def test_a_member_that_lost_its_directory_joins_again_and_never_leads_before(members):
+def test_a_member_that_lost_its_directory_rejoins_but_cannot_lead_first(members):
     with traffic(members) as clients:
         clients.wait_for_more()
         leader = members.wait_in_sync(2)
         wiped, other = (one for one in members.members.values() if one is not leader)
-        # The leader first: it would note that the others are not in sync any more.
+        # The leader first: otherwise it would note that the others are no longer in sync.
         for member in (leader, other, wiped):
             member.kill()
         shutil.rmtree(wiped.folder / "data")
@@ -106,7 +106,7 @@ def test_a_member_that_lost_its_directory_joins_again_and_never_leads_before(mem
     assert_alike(members)
 
 
-def test_without_etcd_nobody_is_answered_and_with_it_the_set_goes_on(members, etcd):
+def test_a_set_stops_answering_without_etcd_and_resumes_with_it(members, etcd):
     with traffic(members) as clients:
         clients.wait_for_more()
         members.wait_in_sync(2)
@@ -118,7 +118,7 @@ def test_without_etcd_nobody_is_answered_and_with_it_the_set_goes_on(members, et
     assert_alike(members)
 
 
-def test_a_restart_of_etcd_is_not_noticed(members, etcd):
+def test_an_etcd_restart_does_not_change_the_leader(members, etcd):
     with traffic(members) as clients:
         clients.wait_for_more()
         leader = members.wait_in_sync(2)
@@ -129,7 +129,7 @@ def test_a_restart_of_etcd_is_not_noticed(members, etcd):
     clients.check(members.wait_in_sync(2))
 
 
-def test_a_leader_that_is_cut_off_from_etcd_gives_way_and_follows(linked):
+def test_a_leader_cut_off_from_etcd_steps_down_and_follows(linked):
     with traffic(linked) as clients:
         clients.wait_for_more()
         leader = linked.wait_in_sync(2)
@@ -141,8 +141,8 @@ def test_a_leader_that_is_cut_off_from_etcd_gives_way_and_follows(linked):
     assert_alike(linked)
 
 
-def test_a_leader_whose_followers_are_cut_off_goes_on_with_what_is_left(linked):
-    """Its followers lag, leave the set, and come back."""
+def test_a_leader_cut_off_from_its_followers_goes_on_alone(linked):
+    """The followers lag, leave the set, and come back."""
     with traffic(linked) as clients:
         clients.wait_for_more()
         leader = linked.wait_in_sync(2)
@@ -157,7 +157,7 @@ def test_a_leader_whose_followers_are_cut_off_goes_on_with_what_is_left(linked):
 
 
 @pytest.mark.parametrize("kind", full_disk.KINDS)
-def test_a_follower_whose_disk_is_full_leaves_the_set_and_catches_up_with_room(
+def test_a_follower_with_a_full_disk_leaves_the_set_and_catches_up_once_it_has_room(
     kind, tmp_path, etcd
 ):
     members = BrokerSet(tmp_path, etcd.port, SETTINGS)
@@ -169,7 +169,7 @@ def test_a_follower_whose_disk_is_full_leaves_the_set_and_catches_up_with_room(
         with traffic(members) as clients:
             clients.wait_for_more()
             leader = members.wait_in_sync(2)
-            follower = next(one for one in members.members.values() if one is not leader)
+            follower = next(member for member in members.members.values() if member is not leader)
             disk = disks[follower.name]
             disk.fill(follower.process)
             members.wait_in_sync(1)
@@ -183,12 +183,12 @@ def test_a_follower_whose_disk_is_full_leaves_the_set_and_catches_up_with_room(
         assert_alike(members)
 
 
-def test_with_two_copies_demanded_a_leader_alone_refuses(tmp_path, etcd):
+def test_a_lone_leader_refuses_sends_when_two_copies_are_required(tmp_path, etcd):
     settings = (*SETTINGS, "replication.min_in_sync=2")
     with BrokerSet(tmp_path, etcd.port, settings) as members, traffic(members) as clients:
         clients.wait_for_more()
         leader = members.wait_in_sync(2)
-        others = [one for one in members.members.values() if one is not leader]
+        others = [member for member in members.members.values() if member is not leader]
         others[0].kill()
         clients.wait_for_more()
         others[1].kill()

@@ -1,5 +1,5 @@
-"""A name server alone and two brokers, each a process of its own: what one's death does to the
-others.
+"""A name server alone and two brokers, each a process of its own: how the death of one affects
+the others.
 """
 
 import asyncio
@@ -48,8 +48,8 @@ class Cluster:
         )
 
     def close(self):
-        for each in (self.a, self.b, self.names):
-            each.close()
+        for process in (self.a, self.b, self.names):
+            process.close()
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def cluster(tmp_path):
 
 
 async def eventually(holds, within_s, what):
-    """Seconds until something is so."""
+    """Seconds until a condition holds."""
     began = time.monotonic()
     while not await holds():
         assert time.monotonic() - began < within_s, what
@@ -92,11 +92,11 @@ async def write(admin, broker, *bodies):
 
 async def read(admin, places):
     """What is stored at these places."""
-    found = {}
+    stored = {}
     for queue, offset in places:
         (message, *_) = (await admin.pull(queue, offset)).messages
-        found[queue, message.offset] = message.body
-    return found
+        stored[queue, message.offset] = message.body
+    return stored
 
 
 def bodies(prefix, count=20):
@@ -114,9 +114,9 @@ def test_the_cluster_outlives_a_broker_and_its_name_server(cluster):
             await the_name_server_dies_and_comes_back(cluster, session, admin, places)
 
     asyncio.run(scenario())
-    for each in (cluster.a, cluster.b, cluster.names):
-        each.stop()
-        assert "Traceback" not in each.log.read_text(errors="replace")
+    for process in (cluster.a, cluster.b, cluster.names):
+        process.stop()
+        assert "Traceback" not in process.log.read_text(errors="replace")
 
 
 async def two_brokers_share_a_topic(admin):
@@ -126,7 +126,7 @@ async def two_brokers_share_a_topic(admin):
     assert route.brokers == ("broker-a", "broker-b")
     assert len(route.writable) == len(route.readable) == 2 * QUEUES
 
-    # Whoever names no queue comes to all of them in turn.
+    # Sends that name no queue go to all queues in turn.
     receipts = [
         await admin.send(Message(topic=TOPIC, body=body)) for body in bodies(b"any", 4 * QUEUES)
     ]
@@ -162,7 +162,7 @@ async def the_name_server_dies_and_comes_back(cluster, session, admin, places):
     await session.route(TOPIC)
     cluster.names.kill()
 
-    # Who knows the way already goes on.
+    # Clients that already know the route go on.
     for broker in ("broker-a", "broker-b"):
         places |= await write(admin, broker, *bodies(b"no names", QUEUES))
     assert await read(admin, places) == places
@@ -179,5 +179,5 @@ async def the_name_server_dies_and_comes_back(cluster, session, admin, places):
     print(f"both brokers were known again after {took:.2f} s")
     async with Session(cluster.names.names) as stranger:
         known = Admin(stranger)
-        assert [each.name for each in await known.cluster()] == ["broker-a", "broker-b"]
+        assert [member.name for member in await known.cluster()] == ["broker-a", "broker-b"]
         assert await read(known, places) == places

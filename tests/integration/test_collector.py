@@ -22,7 +22,7 @@ runpy.run_module("txmq", run_name="__main__")
 
 
 @pytest.mark.parametrize("kind", [BrokerProcess, NamesProcess])
-def test_a_started_server_is_spared_by_later_collections(tmp_path, kind):
+def test_later_collections_skip_the_objects_of_a_started_server(tmp_path, kind):
     class Reporting(kind):
         def command(self):
             arguments = super().command()[2:]
@@ -39,7 +39,7 @@ def test_a_started_server_is_spared_by_later_collections(tmp_path, kind):
     assert int(words[0]) > 20_000
 
 
-def test_a_heartbeat_gives_the_collector_nothing_to_look_at():
+def test_a_decoded_heartbeat_is_not_tracked_by_the_collector():
     beat = Heartbeat.read(
         b'{"clientID":"c","producerDataSet":[{"groupName":"p"}],"consumerDataSet":'
         b'[{"groupName":"g","subscriptionDataSet":[{"topic":"T","subString":"*"}]}]}'

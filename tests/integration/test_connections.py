@@ -1,5 +1,5 @@
-"""Thousands of connections that say nothing: one client works on, one too many is refused, and
-nothing is left when they have gone.
+"""Thousands of idle connections: one client works on, connections beyond the limit are refused, and
+nothing is left once they close.
 """
 
 import asyncio
@@ -88,7 +88,7 @@ async def work(admin, count):
 @pytest.mark.fault("N7")
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_a_crowd_that_says_nothing_costs_no_client_its_service(broker, many_files):
+def test_thousands_of_idle_connections_do_not_disturb_a_client(broker, many_files):
     pid = broker.process.pid
 
     async def scenario():
@@ -102,9 +102,9 @@ def test_a_crowd_that_says_nothing_costs_no_client_its_service(broker, many_file
                 crowd += enter(broker.address, IDLE)
                 await eventually(lambda: files_of(pid) >= files + IDLE, "not all were let in")
                 await work(admin, 50)
-                each = (memory_of(pid) - memory) / IDLE
+                bytes_each = (memory_of(pid) - memory) / IDLE
 
-                # Fill the house; the client that works has at least one of its places already.
+                # Fill all places; the working client already has at least one of them.
                 crowd += enter(broker.address, MAX - IDLE + 50)
                 assert await is_refused(crowd[-1])
                 await eventually(
@@ -119,7 +119,7 @@ def test_a_crowd_that_says_nothing_costs_no_client_its_service(broker, many_file
             await work(admin, 50)
             enter(broker.address, 1)[0].close()
             grown = memory_of(pid) - memory
-            print(f"{each / 1024:.1f} KiB a connection; {grown >> 10} KiB are left")
+            print(f"{bytes_each / 1024:.1f} KiB a connection; {grown >> 10} KiB are left")
             assert grown < GROWTH_MAX
 
             # A second crowd finds the room that the first one left.

@@ -46,7 +46,7 @@ class RealStore:
         folder = f"/txmq/sets/{self.name}/{folder}/"
         wanted = {"key": as_base64(folder), "range_end": as_base64(folder[:-1] + "0")}
         answer = await self.coordinator("m1")._call("/v3/kv/range", wanted)
-        return [json.loads(base64.b64decode(found["value"])) for found in answer["kvs"]]
+        return [json.loads(base64.b64decode(pair["value"])) for pair in answer["kvs"]]
 
     def restart(self):
         self.server.kill()
@@ -103,14 +103,14 @@ def test_a_new_set_has_no_leader_and_the_first_member_may_lead(store):
     store.run(scenario)
 
 
-def test_of_two_candidates_one_leads(store):
+def test_only_one_of_two_candidates_leads(store):
     async def scenario(store):
         first, second = store.coordinator("m1"), store.coordinator("m2")
         seen = await first.view()
         won = await asyncio.gather(
             first.lead(M1, seen, LEASE_S, NOTHING), second.lead(M2, seen, LEASE_S, NOTHING)
         )
-        (leadership,) = [found for found in won if found is not None]
+        (leadership,) = [result for result in won if result is not None]
         view = await second.view()
         assert view[:3] == (leadership.leader, 1, (leadership.leader.member,))
         assert not view.may_lead("m1")
@@ -118,7 +118,7 @@ def test_of_two_candidates_one_leads(store):
     store.run(scenario)
 
 
-def test_the_leader_is_gone_when_its_lease_ends_and_the_next_epoch_is_higher(store):
+def test_an_expired_lease_removes_the_leader_and_the_next_epoch_is_higher(store):
     async def scenario(store):
         first, second = store.coordinator("m1"), store.coordinator("m2")
         leadership = await led(first, M1)
@@ -161,7 +161,7 @@ def test_a_renewed_lease_outlives_its_first_end(store):
     store.run(scenario)
 
 
-def test_a_leader_that_resigns_is_followed_at_once(store):
+def test_a_resigned_leader_can_be_replaced_at_once(store):
     async def scenario(store):
         first, second = store.coordinator("m1"), store.coordinator("m2")
         leadership = await first.lead(M1, await first.view(), 60, NOTHING)
@@ -176,7 +176,7 @@ def test_a_leader_that_resigns_is_followed_at_once(store):
     store.run(scenario)
 
 
-def test_the_in_sync_set_changes_only_from_what_its_leader_has_seen(store):
+def test_the_in_sync_set_changes_only_from_the_state_its_leader_saw(store):
     async def scenario(store):
         first, second = store.coordinator("m1"), store.coordinator("m2")
         leadership = await first.lead(M1, await first.view(), 60, NOTHING)
@@ -195,7 +195,7 @@ def test_the_in_sync_set_changes_only_from_what_its_leader_has_seen(store):
     store.run(scenario)
 
 
-def test_an_operator_gives_a_set_without_a_leader_another_member(store):
+def test_an_allowed_loss_lets_another_member_lead_a_leaderless_set(store):
     async def scenario(store):
         first, second = store.coordinator("m1"), store.coordinator("m2")
         leadership = await first.lead(M1, await first.view(), 60, NOTHING)
@@ -220,7 +220,7 @@ def test_an_operator_gives_a_set_without_a_leader_another_member(store):
     store.run(scenario)
 
 
-def test_a_removed_member_does_not_lead_before_it_is_let_back(store):
+def test_a_removed_member_cannot_lead_until_it_is_let_back(store):
     async def scenario(store):
         first, second = store.coordinator("m1"), store.coordinator("m2")
         leadership = await first.lead(M1, await first.view(), 60, NOTHING)
@@ -234,7 +234,7 @@ def test_a_removed_member_does_not_lead_before_it_is_let_back(store):
         seen = await second.view()
         assert seen.removal_of("m2.00000001") == act
         assert not seen.may_lead("m2.00000001")
-        # Also after a loss that lets another one lead, but not if it is the one that is to lead.
+        # An allowed loss for another member keeps the removal; one for this member lifts it.
         seen = await first.allow_loss(seen, AllowedLoss("m3", "Li Na", "gone", 6, ("m1",)))
         assert (seen.in_sync, seen.removed) == (("m3",), (act,))
         seen = await first.allow_loss(seen, AllowedLoss("m2.00000002", "Li Na", "gone", 7, ()))
@@ -245,7 +245,7 @@ def test_a_removed_member_does_not_lead_before_it_is_let_back(store):
     store.run(scenario)
 
 
-def test_a_chosen_member_comes_first_until_a_member_leads(store):
+def test_other_members_give_way_to_the_chosen_one_until_a_member_leads(store):
     async def scenario(store):
         first, second = store.coordinator("m1"), store.coordinator("m2")
         leadership = await first.lead(M1, await first.view(), 60, NOTHING)
@@ -264,8 +264,8 @@ def test_a_chosen_member_comes_first_until_a_member_leads(store):
     store.run(scenario)
 
 
-def test_a_leader_may_know_a_newer_epoch_than_the_store(store):
-    """As after the loss of the store's data."""
+def test_a_member_that_knows_a_newer_epoch_than_the_store_leads_in_the_next(store):
+    """This happens after the store has lost its data."""
 
     async def scenario(store):
         first = store.coordinator("m1")
@@ -322,7 +322,7 @@ def test_a_partitioned_member_gets_errors_and_loses_its_lease():
     World(3).run(scenario())
 
 
-def test_a_store_that_is_down_answers_nobody_and_ends_no_lease():
+def test_a_stopped_store_answers_nobody_and_keeps_the_lease():
     async def scenario():
         store = SimulatedCoordination(SeededEntropy(3))
         first, second = store.coordinator("m1"), store.coordinator("m2")
@@ -333,7 +333,7 @@ def test_a_store_that_is_down_answers_nobody_and_ends_no_lease():
                 await question
         await asyncio.sleep(3 * LEASE_S)
         store.start()
-        await asyncio.sleep(LEASE_S - 0.5)  # Its whole time begins again.
+        await asyncio.sleep(LEASE_S - 0.5)  # The whole lease time starts again.
         assert (await second.view()).leader == M1
         view = await second.changed(await second.view())
         assert view.leader is None
@@ -342,13 +342,13 @@ def test_a_store_that_is_down_answers_nobody_and_ends_no_lease():
     World(3).run(scenario())
 
 
-def test_without_an_endpoint_the_error_names_each():
+def test_the_error_names_every_unreachable_endpoint():
     coordinator = EtcdCoordinator([("127.0.0.1", 1), ("127.0.0.1", 2)], "broker-a")
     with pytest.raises(ConnectFailed, match=r"127\.0\.0\.1:1.*127\.0\.0\.1:2"):
         asyncio.run(coordinator.view())
 
 
-def test_what_the_set_acknowledged_outlives_its_leader_and_its_in_sync_set(store):
+def test_the_acknowledged_position_survives_its_leader_and_in_sync_set(store):
     async def scenario(store):
         first, second = store.coordinator("m1"), store.coordinator("m2")
         assert await second.acknowledged() is None
@@ -368,7 +368,7 @@ def test_what_the_set_acknowledged_outlives_its_leader_and_its_in_sync_set(store
     store.run(scenario)
 
 
-def test_an_allowed_loss_ends_what_was_acknowledged_before(store):
+def test_an_allowed_loss_resets_the_acknowledged_position(store):
     async def scenario(store):
         first, second = store.coordinator("m1"), store.coordinator("m2")
         leadership = await first.lead(M1, await first.view(), 60, NOTHING)
@@ -383,7 +383,7 @@ def test_an_allowed_loss_ends_what_was_acknowledged_before(store):
     store.run(scenario)
 
 
-def test_members_stand_for_a_while_and_wake_nobody(store):
+def test_standings_expire_and_wake_no_waiting_member(store):
     async def scenario(store):
         first, second = store.coordinator("m1"), store.coordinator("m2")
         seen = await second.view()

@@ -1,5 +1,5 @@
-"""Real brokers that kill themselves, kill -9, at every step of a transaction, one after the other
-on the same data.
+"""Real brokers kill themselves with kill -9 at every step of a transaction, one after another on
+the same data.
 """
 
 import asyncio
@@ -60,17 +60,17 @@ class Launcher:
         arguments += [part for key, value in given.items() for part in ("--set", f"{key}={value}")]
         line = json.dumps({"arguments": arguments, "label": label})
         self._process.stdin.write(line.encode() + b"\n")
-        said = await self._line()
-        assert said.startswith("ready"), f"{label}: {said}\n{self._plan.tail()}"
+        reply = await self._line()
+        assert reply.startswith("ready"), f"{label}: {reply}\n{self._plan.tail()}"
 
     def arm(self):
         self._armed.touch()
 
     async def ended(self):
-        """How it ended."""
-        said = await self._line()
+        """The exit code of the broker."""
+        reply = await self._line()
         self._armed.unlink()
-        return int(said.removeprefix("ended "))
+        return int(reply.removeprefix("ended "))
 
     async def _line(self):
         async with asyncio.timeout(PATIENCE_S):
@@ -83,7 +83,7 @@ class Launcher:
 
     async def close(self):
         if self._process is not None and self._process.returncode is None:
-            # The broker, too, where one still runs: both are in a session of their own.
+            # This also kills a running broker: both are in a session of their own.
             os.killpg(self._process.pid, signal.SIGKILL)
             await self._process.wait()
 
@@ -119,5 +119,5 @@ async def dies_everywhere(folder):
 @pytest.mark.fault("P10", "P11", "P12", "P13", "P14")
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_what_was_acknowledged_holds_wherever_the_broker_kills_itself(tmp_path):
+def test_acknowledged_data_survives_a_kill_at_every_crash_point(tmp_path):
     asyncio.run(dies_everywhere(tmp_path))

@@ -1,7 +1,7 @@
 """A broker with very many topics, groups and transactions: no request holds up the others.
 
 A modest run has some thousands of each; a soak has 100,000 topics and transactions, and 10,000
-groups. The best of a few times counts: other programs on the machine disturb single ones.
+groups. The best of a few times counts, because other programs on the machine disturb single runs.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.timeout(300 if IS_SOAK else 60)
 
 
 class Wire:
-    """One connection, which sends a request and takes its answer without decoding the body."""
+    """One connection that sends a request and takes its answer without decoding the body."""
 
     def __init__(self, address):
         host, port = address.rsplit(":", 1)
@@ -56,11 +56,11 @@ class Wire:
         return json.loads(answer[4:end])["code"], answer[end:]
 
     def _read(self, size):
-        found = bytearray(size)
-        view = memoryview(found)
+        data = bytearray(size)
+        view = memoryview(data)
         while view:
             view = view[self._socket.recv_into(view) or self._end() :]
-        return found
+        return data
 
     def close(self):
         self._socket.close()
@@ -70,7 +70,7 @@ class Wire:
 
 
 class Watch:
-    """Asks something small again and again, and keeps the longest time of an answer."""
+    """Sends a small request again and again, and keeps the longest time of an answer."""
 
     def __init__(self, address):
         self._wire = Wire(address)
@@ -169,7 +169,7 @@ SETTINGS = {
 }
 
 
-def test_no_change_of_a_topic_holds_up_others(wire, watch):
+def test_changing_a_topic_does_not_hold_up_other_requests(wire, watch):
     numbers, new = itertools.count(1), []
 
     def create():
@@ -188,14 +188,14 @@ def test_no_change_of_a_topic_holds_up_others(wire, watch):
         create()
         assert wire.ask(215, topic=new.pop())[0] == 0
 
-    # Each waits for the disk, which others use as well.
+    # Each request waits for the disk, which other programs use as well.
     held = {work.__name__: watch.best(work, 4 * TIMES)[1] for work in (create, change, delete)}
     for topic in new:
         assert wire.ask(215, topic=topic)[0] == 0
     assert max(held.values()) < HOLD_S, held
 
 
-def test_no_request_holds_up_others(wire, watch):
+def test_listing_requests_do_not_hold_up_other_requests(wire, watch):
     slow = {}
     for code, fields in REQUESTS.items():
         _, held_s = watch.best(lambda code=code, fields=fields: wire.ask(int(code), **fields))
@@ -205,7 +205,7 @@ def test_no_request_holds_up_others(wire, watch):
     assert slow == {}
 
 
-def test_lists_are_whole(wire):
+def test_lists_contain_every_topic_group_and_transaction(wire):
     topics = json.loads(wire.ask(21)[1])["topicConfigTable"]
     assert len([name for name in topics if name.startswith("Topic-")]) == CROWD.topics
     groups = json.loads(wire.ask(201)[1])["subscriptionGroupTable"]
@@ -220,7 +220,7 @@ def test_lists_are_whole(wire):
     assert json.loads(wire.ask(7732)[1])["topics"] == CROWD.topics
 
 
-def test_a_search_goes_through_all_topics_in_steps_and_holds_up_nothing(broker, watch):
+def test_a_search_steps_through_all_topics_without_holding_up_requests(broker, watch):
     needle = f"needle-{topic_of(CROWD.topics - 1)}"
     with blocking.Client(broker.names) as client:
         client.admin.send(
@@ -245,15 +245,15 @@ def test_a_search_goes_through_all_topics_in_steps_and_holds_up_nothing(broker, 
     assert 1 < min(walks) <= max(walks) < CROWD.topics / 100
     assert took_s / max(walks) < 3 * STEP_S
     assert held_s < HOLD_S
-    found = broker.txmq("find", needle, "--after", topic_of(max(0, CROWD.topics - 8_000)))
-    assert [hit["kind"] for hit in found["hits"]] == ["message"]
-    assert (found["searched_topics"], found["next"]) == (found["topics"], "")
-    found = broker.txmq("find", needle, "--after", topic_of(CROWD.topics - 1))
-    assert (found["hits"], found["next"]) == ([], "")
+    result = broker.txmq("find", needle, "--after", topic_of(max(0, CROWD.topics - 8_000)))
+    assert [hit["kind"] for hit in result["hits"]] == ["message"]
+    assert (result["searched_topics"], result["next"]) == (result["topics"], "")
+    result = broker.txmq("find", needle, "--after", topic_of(CROWD.topics - 1))
+    assert (result["hits"], result["next"]) == ([], "")
 
 
-def test_pages_of_the_console_stay_quick(broker, wire, watch):
-    one = json.loads(wire.ask(7701, count=1)[1])["transactions"][0]
+def test_console_pages_stay_quick_and_hold_up_no_requests(broker, wire, watch):
+    transaction = json.loads(wire.ask(7701, count=1)[1])["transactions"][0]
     pages = (
         "/",
         "/topics",
@@ -264,7 +264,7 @@ def test_pages_of_the_console_stay_quick(broker, wire, watch):
         f"/group?name={group_of(1)}",
         "/transactions",
         "/transactions?group=bank&more=1",
-        f"/transaction?id={one['transactionId']}&broker=broker-a",
+        f"/transaction?id={transaction['transactionId']}&broker=broker-a",
         "/dead-letters",
     )
     slow = {}
@@ -277,7 +277,7 @@ def test_pages_of_the_console_stay_quick(broker, wire, watch):
     assert slow == {}
 
 
-def test_a_search_in_a_browser_goes_on_by_itself_until_somebody_stops_it(broker, browser):
+def test_a_browser_search_continues_by_itself_until_it_is_stopped(broker, browser):
     with ConsoleProcess(broker.names) as console, examined(browser) as shown:
         nowhere = f"{console.url}/search?for=no-such-key"
         shown.goto(f"{nowhere}&after={topic_of(CROWD.topics - 2_500)}")

@@ -1,9 +1,8 @@
 """Every file of a broker's directory is damaged in every way a disk or an operator damages files.
 
-The directory comes from a real ``txmq serve``, stopped cleanly or killed. Whatever happens to one
-of its files: a start is refused with one sentence that names the trouble, or it goes on without
-having lost anything that it does not report, serves no byte that was not sent, and gives no offset
-a second time.
+The directory comes from a real ``txmq serve``, stopped cleanly or killed. Whatever the damage, the
+broker either refuses to start, with one sentence that names the trouble, or it starts and reports
+every loss, serves only bytes that were sent, and gives no offset a second time.
 """
 
 import asyncio
@@ -50,7 +49,7 @@ class Kept(NamedTuple):
 
 
 async def fill(process, seed):
-    """Messages of all sorts; what was acknowledged, by place."""
+    """Send messages of all sorts; return what was acknowledged, by place."""
     sent = {}
     async with Producer("damage", process.names) as producer:
         for number in range(MESSAGES):
@@ -86,7 +85,7 @@ def commit(process, topic, number, offset):
 
 
 def wait_for_offsets(process):
-    """Until the broker has saved what the group committed."""
+    """Wait until the broker has saved what the group committed."""
     path = process.folder / "data" / "config" / "offsets.json"
     deadline = time.monotonic() + 20
     while not path.exists() or GROUP not in path.read_text():
@@ -105,8 +104,8 @@ def directories(tmp_path_factory):
 
 
 def files_of(folder):
-    found = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    return [path.relative_to(folder) for path in found if path.name not in NOT_DATA]
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return [path.relative_to(folder) for path in paths if path.name not in NOT_DATA]
 
 
 def damages(data, other, chance):
@@ -145,7 +144,7 @@ class Lines(logging.Handler):
 
 
 async def examine(folder, sent):
-    """Start a broker there; what it says where it refuses, and nothing where it serves."""
+    """Start a broker there; return its refusal, or an empty text if it serves."""
     settings = settings_for_test(str(folder), BrokerSettings(store=StoreSettings(flush="sync")))
     try:
         async with Broker(settings) as broker:
@@ -166,15 +165,17 @@ def check_served(store, sent):
             served, reported = {}, set()
             for offset in expected:
                 try:
-                    found = fetch(store, queue, offset, 1)
+                    fetched = fetch(store, queue, offset, 1)
                 except CorruptRecord:
                     reported.add(offset)
                     continue
-                if found.outcome is FetchOutcome.DAMAGED:
+                if fetched.outcome is FetchOutcome.DAMAGED:
                     reported.add(offset)
                     continue
-                assert found.outcome is FetchOutcome.FOUND, f"{topic}/{number} at {offset}: {found}"
-                served[offset] = records.unpack(found.records[0])[0].body
+                assert fetched.outcome is FetchOutcome.FOUND, (
+                    f"{topic}/{number} at {offset}: {fetched}"
+                )
+                served[offset] = records.unpack(fetched.records[0])[0].body
             assert served == {
                 offset: body for offset, body in expected.items() if offset not in reported
             }
@@ -182,7 +183,7 @@ def check_served(store, sent):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", ["stopped", "killed"])
-def test_no_damage_to_any_file_loses_anything_silently(directories, ending, tmp_path):
+def test_no_damaged_file_loses_data_silently(directories, ending, tmp_path):
     kept, other = directories[ending], directories["other"]
     chance = random.Random(ending)
     lines = Lines()
@@ -210,8 +211,8 @@ def test_no_damage_to_any_file_loses_anything_silently(directories, ending, tmp_
                 tried += 1
                 refused += bool(refusal)
                 if "swapped" in name:
-                    said = " ".join([refusal, *lines.lines])
-                    assert path.as_posix() in said, f"{path} was swapped: {said!r}"
+                    messages = " ".join([refusal, *lines.lines])
+                    assert path.as_posix() in messages, f"{path} was swapped: {messages!r}"
                 shutil.rmtree(case)
     finally:
         logger.removeHandler(lines)
@@ -220,7 +221,7 @@ def test_no_damage_to_any_file_loses_anything_silently(directories, ending, tmp_
 
 
 def refused_start(folder):
-    """What ``txmq serve`` prints where it does not start."""
+    """What ``txmq serve`` prints when it does not start."""
     listen = ["--listen", "127.0.0.1:0", "--names-listen", "127.0.0.1:0"]
     done = subprocess.run(
         [sys.executable, "-m", "txmq", "serve", "--data", str(folder), *listen],
@@ -249,8 +250,8 @@ def test_a_refused_start_is_one_line_and_exit_code_1(directories, name, tmp_path
 
 @pytest.mark.parametrize("left", [0.0, 0.6])
 @pytest.mark.parametrize("ending", ["stopped", "killed"])
-def test_a_group_gets_what_is_sent_after_an_accepted_loss(directories, ending, left, tmp_path):
-    """Its committed offsets lie behind the cut; today's messages must not fall below them."""
+def test_a_group_receives_new_messages_after_an_accepted_loss(directories, ending, left, tmp_path):
+    """Its committed offsets lie behind the cut; new messages must not fall below them."""
     kept = directories[ending]
     process = BrokerProcess(tmp_path, flush="sync")
     shutil.copytree(kept.folder, tmp_path / "data")

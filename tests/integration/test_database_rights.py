@@ -1,4 +1,4 @@
-"""The rights on txmq's tables that the pages name are enough for each program."""
+"""The documented rights on txmq's tables are enough for each program."""
 
 import asyncio
 import secrets
@@ -64,7 +64,7 @@ def user(owner, request):
 
 
 @pytest.mark.parametrize("user", ["serve"], indirect=True)
-def test_a_service_commits_answers_checks_and_guards(user):
+def test_the_documented_rights_let_a_service_commit_check_and_guard(user):
     resource, guard = SQLResource(user), UniqueKeyTable(user)
     asyncio.run(resource.verify())
     asyncio.run(guard.verify())
@@ -82,7 +82,7 @@ def test_a_service_commits_answers_checks_and_guards(user):
 
 
 @pytest.mark.parametrize("user", ["clean"], indirect=True)
-def test_a_cleaner_cleans(user):
+def test_the_documented_rights_let_a_cleaner_clean(user):
     resource, guard = SQLResource(user), UniqueKeyTable(user)
     asyncio.run(resource.verify())
 
@@ -92,7 +92,7 @@ def test_a_cleaner_cleans(user):
 
 
 @pytest.mark.parametrize("user", ["relay"], indirect=True)
-def test_a_relay_publishes(owner, user, txmq_broker):
+def test_the_documented_rights_let_a_relay_publish(owner, user, txmq_broker):
     with owner.begin() as connection:
         Outbox().add(connection, Message(topic="Orders", body=b"tea"))
 

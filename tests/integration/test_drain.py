@@ -1,4 +1,4 @@
-"""SIGTERM under load: the broker finishes what it took, exits with 0, and has lost nothing."""
+"""SIGTERM under load: the broker finishes what it accepted, exits with 0, and loses nothing."""
 
 import asyncio
 import signal
@@ -30,7 +30,7 @@ def broker(tmp_path) -> Iterator[BrokerProcess]:
 
 
 async def load_until_it_stops(broker: BrokerProcess, acknowledged: Acknowledged, turn: int) -> int:
-    """Send from many sides, ask the broker to stop in the middle, and return its exit code."""
+    """Send from many tasks, stop the broker in the middle, and return its exit code."""
     is_busy = asyncio.Event()
     is_over = False
 
@@ -43,7 +43,7 @@ async def load_until_it_stops(broker: BrokerProcess, acknowledged: Acknowledged,
             try:
                 receipt = await admin.send(Message(topic=TOPIC, body=body), queue)
             except TxmqError:
-                await asyncio.sleep(0)  # refused or gone: try on until the process has ended
+                await asyncio.sleep(0)  # refused or gone: try again until the process has ended
                 continue
             place = (receipt.queue.number, receipt.offset)
             assert place not in acknowledged, f"{place} was given twice"
@@ -67,7 +67,7 @@ async def load_until_it_stops(broker: BrokerProcess, acknowledged: Acknowledged,
 
 
 async def stored(names: str) -> Acknowledged:
-    found: Acknowledged = {}
+    bodies: Acknowledged = {}
     async with Session(names) as session:
         admin = Admin(session)
         for number in range(QUEUES):
@@ -75,9 +75,9 @@ async def stored(names: str) -> Acknowledged:
             while (batch := await admin.pull(queue, offset)).found:
                 for message in batch.messages:
                     assert message.offset == offset, "an offset is missing within a queue"
-                    found[number, offset] = message.body
+                    bodies[number, offset] = message.body
                     offset += 1
-    return found
+    return bodies
 
 
 async def make_topic(names: str) -> None:
@@ -88,7 +88,7 @@ async def make_topic(names: str) -> None:
 @pytest.mark.fault("N10")
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-def test_a_broker_that_is_told_to_stop_under_load_keeps_what_it_acknowledged(broker):
+def test_a_broker_stopped_under_load_keeps_every_acknowledged_message(broker):
     acknowledged: Acknowledged = {}
     asyncio.run(make_topic(broker.names))
 
@@ -99,8 +99,8 @@ def test_a_broker_that_is_told_to_stop_under_load_keeps_what_it_acknowledged(bro
         assert len(acknowledged) > before + SENDERS
         broker.start()
 
-    found = asyncio.run(stored(broker.names))
-    assert {place: found.get(place) for place in acknowledged} == acknowledged
-    said = broker.log.read_text(errors="replace")
-    assert "Traceback" not in said, said
-    assert "they were cut" not in said, "a broker that drained left something unfinished"
+    kept = asyncio.run(stored(broker.names))
+    assert {place: kept.get(place) for place in acknowledged} == acknowledged
+    log = broker.log.read_text(errors="replace")
+    assert "Traceback" not in log, log
+    assert "they were cut" not in log, "a broker that drained left something unfinished"

@@ -1,4 +1,4 @@
-"""The kernel's syncs on a disk that fails: the error arrives once, and then nothing is trusted."""
+"""The kernel's syncs on a failing disk: the error arrives once, and then nothing is trusted."""
 
 import asyncio
 import errno
@@ -37,10 +37,10 @@ def failing(tmp_path):
 
 
 @run_by(run)
-async def test_a_sync_by_the_kernel_reports_what_the_disk_did_not_keep(failing):
+async def test_a_kernel_sync_fails_when_the_disk_does_not_keep_the_data(failing):
     before = set(threading.enumerate())
     disk = LocalDisk(failing)
-    # On a busy machine the thread may be faster; by this clock neither is.
+    # On a busy machine the thread may be faster; with this clock neither is.
     disk._choice = SyncChoice(lambda: 0.0)
     file = disk.open("file", create=True)
 
@@ -59,7 +59,7 @@ async def test_a_sync_by_the_kernel_reports_what_the_disk_did_not_keep(failing):
 
 
 @pytest.mark.fault("S6")
-def test_a_broker_whose_disk_fails_stops_and_acknowledges_nothing_more(failing, tmp_path):
+def test_a_broker_stops_and_acknowledges_nothing_more_when_its_disk_fails(failing, tmp_path):
     broker = BrokerProcess(failing / "broker", flush="sync")
     broker.log = tmp_path / "broker.log"
     broker.start()
@@ -95,7 +95,7 @@ class _Completions:
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ECANCELED])
-def test_an_error_in_a_result_is_the_error_of_its_sync_alone(tmp_path, monkeypatch, number):
+def test_a_failed_kernel_result_fails_only_its_own_sync(tmp_path, monkeypatch, number):
     if not sys.platform.startswith("linux"):
         pytest.skip("only Linux has such syncs")
     monkeypatch.setattr(kernel_sync, "_EVENT", _Completions(0, -number, 0))

@@ -1,4 +1,4 @@
-"""Floods over a real server, beside an honest client: what they may cost at most."""
+"""Floods of a real server while an honest client works: what they may cost at most."""
 
 import sys
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read 
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory):
-    """A broker and a name server; in a soak each flood has one of its own."""
+    """A broker and a name server; in a soak each flood has a server of its own."""
     started = {}
 
     def server_of(kind):

@@ -24,9 +24,9 @@ HELD_S = 4
 
 @pytest.fixture
 def members(tmp_path, etcd):
-    with BrokerSet(tmp_path, etcd.port, SETTINGS) as found:
-        found.wait_in_sync(2).create_topic(TOPIC, 1)
-        yield found
+    with BrokerSet(tmp_path, etcd.port, SETTINGS) as broker_set:
+        broker_set.wait_in_sync(2).create_topic(TOPIC, 1)
+        yield broker_set
 
 
 def replicas(members):
@@ -49,8 +49,8 @@ def pull(member, offset, hold_s=0, count=32):
     fields = {"consumerGroup": "G", "topic": TOPIC, "queueId": 0, "queueOffset": offset}
     fields |= {"maxMsgNums": count, "commitOffset": 0, "subVersion": 0, "subscription": "*"}
     fields |= {"sysFlag": 6 if hold_s else 4, "suspendTimeoutMillis": int(hold_s * 1000)}
-    code, found, body = ask(member.address, PULL_MESSAGE, **fields)
-    return code, int(found.get("suggestWhichBrokerId", -1)), body
+    code, answer, body = ask(member.address, PULL_MESSAGE, **fields)
+    return code, int(answer.get("suggestWhichBrokerId", -1)), body
 
 
 class Later(threading.Thread):
@@ -73,7 +73,7 @@ class Later(threading.Thread):
         return self.result
 
 
-def test_a_follower_shows_what_is_acknowledged_and_refuses_what_would_change_it(members):
+def test_a_follower_serves_acknowledged_messages_and_refuses_changes(members):
     members.until(lambda: set(replicas(members)) == {0, 1, 2}, "a follower does not register")
     leader, reader, other = (replicas(members)[number] for number in (0, 1, 2))
     assert send(leader, "first") == send(leader, "second") == 0
@@ -94,7 +94,7 @@ def test_a_follower_shows_what_is_acknowledged_and_refuses_what_would_change_it(
     assert ask(reader.address, END_TRANSACTION, **end)[0] == 14
     assert reader.log_bytes() == before
 
-    # What one of two followers does not have is on no disk that must not lose it.
+    # A message that one of the two followers lacks may not be shown yet.
     other.signal(signal.SIGSTOP)
     sent = Later(send, leader, "not on all")
     members.until(lambda: b"not on all" in reader.log_bytes()[1], "the follower copies nothing")
@@ -108,32 +108,36 @@ def test_a_follower_shows_what_is_acknowledged_and_refuses_what_would_change_it(
     assert set(replicas(members)) == {0, 1}
 
 
-def test_a_follower_that_leads_answers_the_pulls_that_wait_and_is_replica_0_at_once(members):
+def test_a_new_leader_ends_waiting_pulls_and_becomes_replica_0_at_once(members):
     members.until(lambda: set(replicas(members)) == {0, 1, 2}, "a follower does not register")
     leader, *others = (replicas(members)[number] for number in (0, 1, 2))
     assert send(leader, "first") == 0
-    members.until(lambda: all(pull(one, 0)[2] for one in others), "a follower shows nothing")
-    held = {one: Later(pull, one, 1, 20) for one in others}
+    members.until(
+        lambda: all(pull(follower, 0)[2] for follower in others), "a follower shows nothing"
+    )
+    held = {follower: Later(pull, follower, 1, 20) for follower in others}
     leader.kill()
     after = members.wait_for_leader(leader)
     assert replicas(members)[0] is after
     assert after in others
-    # 19 says that nothing came; a connection that breaks is tried again by every client.
+    # 19 says that nothing came; every client retries a broken connection.
     answer = held[after].wait()
     assert isinstance(answer, OSError | ValueError) or answer[0] == 19, answer
     members.until(lambda: send(after, "second") == 0, "the new leader takes nothing")
-    (other,) = (one for one in others if one is not after)
+    (other,) = (follower for follower in others if follower is not after)
     members.until(lambda: b"second" in pull(other, 1)[2], "the other follower shows nothing")
     leader.start()
     members.until(lambda: set(replicas(members).values()) == {leader, *others}, "one is missing")
 
 
-def test_consumers_go_on_at_followers_while_nobody_leads(members, etcd):
+def test_followers_keep_serving_reads_while_nobody_leads(members, etcd):
     """Without etcd no member leads, and there is no fail-over."""
     assert send(members.leader(), "first") == 0
     members.until(lambda: set(replicas(members)) == {0, 1, 2}, "a follower does not register")
     leader, *others = (replicas(members)[number] for number in (0, 1, 2))
-    members.until(lambda: all(pull(one, 0)[2] for one in others), "a follower shows nothing")
+    members.until(
+        lambda: all(pull(follower, 0)[2] for follower in others), "a follower shows nothing"
+    )
     etcd.kill()
     members.until(lambda: 0 not in replicas(members), "it still leads")
     for number, member in replicas(members).items():

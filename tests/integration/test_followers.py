@@ -63,11 +63,11 @@ class Member(BrokerProcess):
     def promote(self, *more, reason="the leader burned"):
         """Run ``txmq cluster promote`` on the directory; its exit code and what it printed."""
         words = ["cluster", "promote", "--data", str(self.folder / "data"), "--reason", reason]
-        found = subprocess.run(
+        done = subprocess.run(
             [sys.executable, "-m", "txmq", *words, *more],
             capture_output=True, text=True, check=False, env=environment(), timeout=60,
         )  # fmt: skip
-        return found.returncode, found.stdout + found.stderr
+        return done.returncode, done.stdout + done.stderr
 
     def log_files(self):
         return {path.name: path.read_bytes() for path in (self.folder / "data/log").iterdir()}
@@ -83,10 +83,10 @@ def members(tmp_path):
     running = [names]
 
     def member(name, role, **settings):
-        found = Member(tmp_path / name, names.names, role, **settings)
-        running.append(found)
-        found.start()
-        return found
+        created = Member(tmp_path / name, names.names, role, **settings)
+        running.append(created)
+        created.start()
+        return created
 
     try:
         names.start()
@@ -113,24 +113,24 @@ def send(names, texts):
 
 def stored(member):
     """The bodies in all queues of the topic."""
-    found = set()
+    bodies = set()
     for queue in range(4):
         offset = 0
         while offset < member.max_offset(TOPIC, queue):
             records = member.records(TOPIC, queue, offset)
-            found |= {record.body.decode() for record in records}
+            bodies |= {record.body.decode() for record in records}
             offset += len(records)
-    return found
+    return bodies
 
 
-def test_what_a_killed_leader_acknowledged_is_on_its_follower(members):
-    """Also what it did not acknowledge: when it comes back, it has the log of the new leader."""
+def test_everything_a_killed_leader_acknowledged_is_on_its_follower(members):
+    """When the old leader comes back, it takes the log of the new one."""
     first = members("m1", "SYNC_MASTER", **{"replication.lag_max": "2s"})
     second = members("m2", "SLAVE")
     first.wait_for("followersInSync", 1)
     texts = [f"before {number}" for number in range(100)]
     assert set(send(first.names, texts)) == {SendStatus.OK}
-    # What only the first leader has.
+    # Only the first leader has this message.
     second.pause()
     assert send(first.names, ["alone"]) == [SendStatus.FLUSH_SLAVE_TIMEOUT]
     first.kill()
@@ -157,13 +157,13 @@ def test_a_follower_leads_only_after_a_promotion(members):
     assert set(send(first.names, ["one", "two"])) == {SendStatus.OK}
     data = second.folder / "data"
 
-    # While it runs, for no reason, and of a leader.
-    code, said = second.promote()
-    assert (code, "has this data directory open" in said) == (1, True), said
-    code, said = second.promote(reason=" ")
-    assert (code, "--reason is empty" in said) == (2, True), said
-    code, said = first.promote()
-    assert (code, said) == (
+    # Refused: while it runs, without a reason, and for a leader.
+    code, output = second.promote()
+    assert (code, "has this data directory open" in output) == (1, True), output
+    code, output = second.promote(reason=" ")
+    assert (code, "--reason is empty" in output) == (2, True), output
+    code, output = first.promote()
+    assert (code, output) == (
         2, f"txmq: {first.folder / 'data'} is not the directory of a follower\n"
     )  # fmt: skip
     first.kill()
@@ -177,11 +177,11 @@ def test_a_follower_leads_only_after_a_promotion(members):
     assert "cannot start: this is the directory of a follower; to lead with it" in second.tail()
     assert command in second.tail()
 
-    code, said = second.promote()
-    assert code == 0, said
-    assert said.startswith(f"{data} leads from epoch 1 on: its log ends at position ")
-    code, said = second.promote()
-    assert (code, "it leads already, in epoch 1" in said) == (2, True), said
+    code, output = second.promote()
+    assert code == 0, output
+    assert output.startswith(f"{data} leads from epoch 1 on: its log ends at position ")
+    code, output = second.promote()
+    assert (code, "it leads already, in epoch 1" in output) == (2, True), output
     assert '"the leader burned"' in (data / "config/copy.json").read_text()
     audit = subprocess.run(
         [sys.executable, "-m", "txmq", "audit", "--data", str(data)],
@@ -209,14 +209,14 @@ def test_a_follower_leads_only_after_a_promotion(members):
 def epochs(member):
     """The epochs of the records in a directory, as ``txmq log dump`` shows them."""
     data = str(member.folder / "data")
-    found = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", "txmq", "log", "dump", "--data", data, "--json"],
         capture_output=True, text=True, check=True, env=environment(), timeout=60,
     )  # fmt: skip
-    return [json.loads(line)["epoch"] for line in found.stdout.splitlines()]
+    return [json.loads(line)["epoch"] for line in done.stdout.splitlines()]
 
 
-def test_a_follower_that_is_killed_again_and_again_has_its_leaders_log(members):
+def test_a_repeatedly_killed_follower_ends_with_its_leaders_log(members):
     first = members("m1", "ASYNC_MASTER", **{"store.checkpoint_every": "64KiB"})
     second = members("m2", "SLAVE", **{"store.checkpoint_every": "64KiB"})
     sent = []
@@ -241,7 +241,7 @@ def until_equal(first, second):
     asyncio.run(until(lambda: first.log_files() == second.log_files()))
 
 
-def test_a_follower_of_a_leader_with_accounts_needs_an_account(tmp_path, monkeypatch):
+def test_a_follower_needs_an_account_when_its_leader_has_accounts(tmp_path, monkeypatch):
     accounts = tmp_path / "plain_acl.yml"
     accounts.touch(0o600)
     accounts.write_text(
@@ -306,10 +306,10 @@ def in_sync(names, account):
         timeout=30,
     )
     (broker,) = json.loads(done.stdout)
-    return [each["member"] for each in broker["followers"] if each["in_sync"]]
+    return [follower["member"] for follower in broker["followers"] if follower["in_sync"]]
 
 
-def test_a_backup_of_a_follower_starts_as_a_leader_once_it_is_promoted(members, tmp_path):
+def test_a_follower_backup_starts_as_a_leader_after_promotion(members, tmp_path):
     first = members("m1", "SYNC_MASTER")
     second = members("m2", "SLAVE")
     first.wait_for("followersInSync", 1)

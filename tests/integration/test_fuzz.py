@@ -1,5 +1,5 @@
 """Mutated frames against a real broker and its name server: answered or cut off, never a crash, a
-leak, or anything that its sender has no permission for.
+leak, or a change that its sender has no permission for.
 """
 
 import base64
@@ -278,7 +278,9 @@ class Flood:
         print(f"TXMQ_SEED={seed}")
         self.broker = broker
         self.mutator = Mutator(seed, signs=signs)
-        self.streams = [Stream(each) for each in (broker.address, broker.address, broker.names)]
+        self.streams = [
+            Stream(address) for address in (broker.address, broker.address, broker.names)
+        ]
 
     def pour(self) -> None:
         mutator, before = self.mutator, 0
@@ -290,8 +292,8 @@ class Flood:
         grown = memory_of(self.broker.process.pid) - before
         cuts = sum(stream.cuts for stream in self.streams)
         print(f"{FRAMES} frames, {cuts} cuts, memory grew by {grown >> 20} MiB")
-        said = self.broker.log.read_text(errors="replace")
-        assert "Traceback" not in said, said[said.index("Traceback") - 300 :][:3000]
+        log = self.broker.log.read_text(errors="replace")
+        assert "Traceback" not in log, log[log.index("Traceback") - 300 :][:3000]
         assert grown < GROWTH_MAX
         assert all(stream.answered for stream in self.streams)
 
@@ -369,7 +371,7 @@ def kept_by(broker: BrokerProcess) -> dict[str, object]:
 @of_each
 @pytest.mark.slow
 @pytest.mark.parametrize("flood", [True], indirect=True, ids=["signed"])
-def test_mutated_signed_frames_do_nothing_without_permission(flood):
+def test_mutated_signed_frames_change_nothing_their_account_may_not(flood):
     broker = flood.broker
     for topic in ("Fuzz", "Closed"):
         named = {"topic": topic, "defaultTopic": "TBW102", "readQueueNums": 4, "writeQueueNums": 4}

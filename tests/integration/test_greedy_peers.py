@@ -1,4 +1,4 @@
-"""Peers that ask for more than their share: refused, and nothing of it is kept."""
+"""Peers that ask for more than their share are refused, and nothing of it is kept."""
 
 import asyncio
 import json
@@ -44,7 +44,7 @@ MESSAGE_ILLEGAL, ERROR, NO_PERMISSION, BAD_FILTER = 13, 1, 16, 23
 
 @pytest.fixture
 def ask():
-    """Ask a broker of this test's own one thing after another."""
+    """Send requests, one after another, to a broker of the test's own."""
 
     def run(*questions, before=None, check=None, together=False):
         async def main():
@@ -58,7 +58,7 @@ def ask():
                     for code, header, body in questions
                 ]
                 if together:
-                    codes = [found.code for found in await asyncio.gather(*answers)]
+                    codes = [reply.code for reply in await asyncio.gather(*answers)]
                 else:
                     codes = [(await answer).code for answer in answers]
                 if check is not None:
@@ -108,14 +108,14 @@ def test_a_small_batch_that_would_fill_the_log_is_refused_whole(ask, monkeypatch
     assert len(examined) < 300, "the properties of all messages would fill the memory"
 
 
-def test_a_heartbeat_with_one_bad_name_makes_no_topic(ask):
+def test_a_heartbeat_with_one_bad_group_name_creates_no_topic(ask):
     def nothing_is_made(broker):
         assert broker.topics.by_name.get("%RETRY%good") is None
 
     assert ask((BEAT, None, beat("good", "b.ad")), check=nothing_is_made) == [ERROR]
 
 
-def test_a_heartbeat_names_a_limited_number_of_groups(ask):
+def test_a_heartbeat_with_too_many_groups_is_refused(ask):
     names = [f"g{number}" for number in range(GROUPS_PER_CLIENT_MAX + 1)]
 
     assert ask((BEAT, None, beat(*names))) == [ERROR]
@@ -130,7 +130,7 @@ def test_a_broker_keeps_a_limited_number_of_topics(ask, monkeypatch):
     assert codes[-1] == NO_PERMISSION
 
 
-def test_a_flood_of_new_topics_waits_for_common_saves(ask, monkeypatch):
+def test_topics_created_at_once_share_their_saves(ask, monkeypatch):
     monkeypatch.setattr(topic_creator, "SAVES_TOGETHER", 1)
     saves = []
 
@@ -154,7 +154,7 @@ def test_clients_create_topics_at_a_limited_rate(ask, monkeypatch):
     assert ask(*[(SEND, send(f"T{number}"), b"x") for number in (1, 2, 3, 1)]) == [0, 0, 14, 0]
 
 
-def test_topics_that_cannot_be_saved_are_refused_to_all_who_wait(ask, monkeypatch):
+def test_a_failed_save_of_new_topics_refuses_every_waiting_send(ask, monkeypatch):
     monkeypatch.setattr(topic_creator, "SAVES_TOGETHER", 1)
 
     def fail(broker):
@@ -168,11 +168,11 @@ def test_topics_that_cannot_be_saved_are_refused_to_all_who_wait(ask, monkeypatc
     assert ask(*questions, before=fail, together=True) == [14] * 3
 
 
-def test_a_heartbeat_of_endless_length_is_refused_unread(ask):
+def test_an_oversized_heartbeat_is_refused(ask):
     assert ask((BEAT, None, b" " * (HEARTBEAT_BYTES_MAX + 1))) == [ERROR]
 
 
-def test_the_largest_clients_are_accepted(ask):
+def test_a_client_at_the_group_limit_is_accepted(ask):
     topics = [{"topic": f"{'t' * 60}{number}", "subVersion": 1} for number in range(2)]
     groups = [f"{'g' * 60}{number}" for number in range(GROUPS_PER_CLIENT_MAX)]
     consumers = [{"groupName": group, "subscriptionDataSet": topics} for group in groups]
@@ -186,14 +186,14 @@ def test_the_largest_clients_are_accepted(ask):
     assert ask((BEAT, None, json.dumps(body).encode()), check=each_is_there) == [0]
 
 
-def test_a_filter_of_endless_length_is_refused(ask):
+def test_an_oversized_filter_is_refused(ask):
     text = "a" * (SUBSCRIPTION_CHARS_MAX + 1)
     pull = PullMessage("g", "T", 0, 0, 32, 4 | 2, 0, 1000, 0, subscription=text)
 
     assert ask((SEND, send("T"), b"x"), (PULL, pull, b"")) == [0, BAD_FILTER]
 
 
-def test_a_long_header_is_read_only_where_it_is_strict_json():
+def test_a_long_header_is_accepted_only_as_strict_json():
     from txmq.errors import RemoteProtocolError
     from txmq.protocol.command import JSON, decode
 
@@ -205,7 +205,7 @@ def test_a_long_header_is_read_only_where_it_is_strict_json():
     assert fastjson.loads(b"{code:1}" + padding.encode()) == {"code": 1}
 
 
-def test_a_lost_connection_costs_what_it_belonged_to_and_no_more():
+def test_a_lost_connection_removes_only_its_own_groups():
     clients = Clients()
     for number in range(50):
         registration = ProducerRegistration(f"p{number}")
@@ -263,7 +263,7 @@ def test_all_clients_together_have_a_limited_number_of_groups(monkeypatch):
     assert (clients.members, clients.subscriptions) == (11, 1)
 
 
-def test_one_connection_has_a_limited_number_of_groups_however_many_heartbeats(monkeypatch):
+def test_repeated_heartbeats_cannot_exceed_the_group_limit_of_a_connection(monkeypatch):
     monkeypatch.setattr(client_table, "GROUPS_PER_CLIENT_MAX", 2)
     clients = Clients()
     first = heartbeat(["p1", "p2"])
@@ -274,7 +274,7 @@ def test_one_connection_has_a_limited_number_of_groups_however_many_heartbeats(m
         clients.check("c", heartbeat(["p3"]))
 
 
-def test_groups_that_do_not_exist_have_a_limited_number_of_offsets(monkeypatch):
+def test_offsets_of_unknown_groups_are_limited(monkeypatch):
     monkeypatch.setattr(offset_table, "UNKNOWN_OFFSETS_MAX", 2)
     known = {"good"}
     offsets = Offsets(is_known=known.__contains__)
@@ -334,7 +334,7 @@ def test_clients_create_groups_at_a_limited_rate_and_up_to_a_limit(monkeypatch):
     assert groups.refused == 2
 
 
-def test_a_full_budget_allows_any_count_once():
+def test_a_full_rate_limit_allows_one_burst_of_any_size():
     limit = RateLimit(1, 2)
 
     assert limit.take(5, 10.0)

@@ -1,4 +1,4 @@
-"""An etcd with TLS and users: how members reach it, and what they say if they cannot."""
+"""An etcd with TLS and users: how members reach it, and what they report if they cannot."""
 
 import asyncio
 import re
@@ -29,7 +29,7 @@ def authority(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def encrypted(authority):
-    """An etcd that speaks TLS with clients that its authority knows."""
+    """An etcd that speaks TLS with clients whose certificates its authority signed."""
     tls = (*authority.issue("etcd"), authority.certificate)
     with database_server.wanted(lambda: etcd_server.etcd_server(tls)) as server:
         yield server
@@ -87,16 +87,16 @@ async def use(etcd):
     assert (await etcd.view()).leader is None
 
 
-def test_a_set_is_kept_over_tls(encrypted, authority):
+def test_a_coordinator_uses_etcd_over_tls(encrypted, authority):
     asyncio.run(use(coordinator(encrypted, with_certificate(authority), "etcds")))
 
 
-def test_a_set_is_kept_by_a_user(with_users):
+def test_a_coordinator_uses_etcd_as_a_user(with_users):
     asyncio.run(use(coordinator(with_users, USER)))
 
 
 @run_by(in_loop)
-async def test_a_token_that_etcd_has_forgotten_is_replaced(with_users):
+async def test_a_token_unknown_to_etcd_is_replaced(with_users):
     etcd = coordinator(with_users, USER)
     leadership = await etcd.lead(M1, await etcd.view(), 5, LogEnd(0, 0))
     etcd._token = "forgotten.1"
@@ -108,7 +108,7 @@ async def test_a_token_that_etcd_has_forgotten_is_replaced(with_users):
     assert (await etcd.view()).leader is None
 
 
-def test_a_user_is_no_harm_at_an_etcd_without_users(etcd):
+def test_a_configured_user_works_with_an_etcd_without_users(etcd):
     asyncio.run(use(coordinator(etcd, USER)))
 
 
@@ -139,9 +139,9 @@ def test_members_and_commands_use_the_same_variables(authority, tmp_path):
             named = variables | with_certificate(authority, "CN=member")
             text = failure_of(coordinator(server, named, "etcds"))
             assert text.endswith("an etcd with users takes only client certificates without one")
-            said = members.told() + done.stdout + done.stderr
-            assert PASSWORD not in said
-            assert "Traceback" not in said
+            output = members.told() + done.stdout + done.stderr
+            assert PASSWORD not in output
+            assert "Traceback" not in output
 
 
 def failure_of(etcd):
@@ -153,7 +153,7 @@ def failure_of(etcd):
     return text
 
 
-def test_what_users_lack_is_said_in_one_line(with_users):
+def test_a_missing_or_wrong_etcd_user_is_explained_in_one_line(with_users):
     address = f"127.0.0.1:{with_users.port}"
     assert failure_of(coordinator(with_users, {})) == (
         f"etcd at {address} has users (etcdserver: user name is empty); set TXMQ_ETCD_USER and "
@@ -170,7 +170,9 @@ def test_what_users_lack_is_said_in_one_line(with_users):
     )
 
 
-def test_what_certificates_lack_is_said_in_one_line(encrypted, authority, tmp_path, etcd):
+def test_a_certificate_problem_with_etcd_is_explained_in_one_line(
+    encrypted, authority, tmp_path, etcd
+):
     variables = with_certificate(authority)
     other = Authority(tmp_path / "other", "Another CA")
     text = failure_of(coordinator(encrypted, variables | with_certificate(other), "etcds"))
@@ -186,7 +188,7 @@ def test_what_certificates_lack_is_said_in_one_line(encrypted, authority, tmp_pa
     assert "the peer answers without TLS" in text or "no answer with TLS" in text, text
 
 
-def test_an_expired_certificate_is_named_as_such(authority):
+def test_an_expired_etcd_certificate_is_reported_as_expired(authority):
     certificate, key = authority.issue("expired", days=-1)
     tls = (certificate, key, authority.certificate)
     with database_server.wanted(lambda: etcd_server.etcd_server(tls)) as server:
@@ -203,7 +205,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("kind", WRONG)
-def test_a_wrong_variable_is_named(kind):
+def test_a_wrong_etcd_variable_is_named_in_the_error(kind):
     address, environ, text = WRONG[kind]
     with pytest.raises(ConfigError, match=re.escape(text)):
         etcd_coordinator(address, "c", "b", environ)

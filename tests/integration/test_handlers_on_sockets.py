@@ -1,4 +1,4 @@
-"""What handlers do on real sockets and in real time; all else about them is a unit test."""
+"""What handlers do on real sockets and in real time; unit tests cover the rest."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ from txmq.runtime.network import SystemNetwork
 
 
 @run_by(on_sockets)
-async def test_the_name_server_hears_of_every_change(stage, /):
+async def test_the_name_server_learns_of_every_topic_change(stage, /):
     client = await stage.client()
     names = ConnectionPool(SystemNetwork(), SystemClock())
     asking = await names.connection(stage.broker.names)
@@ -28,8 +28,8 @@ async def test_the_name_server_hears_of_every_change(stage, /):
         )
         if answer.code:
             return None
-        (found,) = TopicRoute.read(answer.body).queue_datas
-        return found.read_queue_nums
+        (queue_data,) = TopicRoute.read(answer.body).queue_datas
+        return queue_data.read_queue_nums
 
     async def until(wanted, topic):
         while await queues(topic) != wanted:
@@ -46,7 +46,7 @@ async def test_the_name_server_hears_of_every_change(stage, /):
 
 
 @pytest.mark.fault("T4")
-def test_checks_come_soon_however_busy_the_broker_is():
+def test_checks_stay_on_time_while_the_broker_is_busy():
     """Four clients send as fast as they can, in the same event loop as the broker's timers."""
     count, timeout_s, late_max_s = 300, 0.5, 3.0
 
@@ -73,7 +73,7 @@ def test_checks_come_soon_however_busy_the_broker_is():
         async def prepared(number):
             begun = clock.monotonic()
             half = await prepare(producer, unique=f"U{number}")
-            # It was stored at some moment in between; the answer waits for the floods too.
+            # It was stored at some moment in between; the answer has to wait for the floods too.
             return half.unique, (begun + timeout_s, clock.monotonic() + timeout_s)
 
         floods = [asyncio.ensure_future(flood(client)) for client in others]

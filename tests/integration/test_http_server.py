@@ -21,7 +21,7 @@ PAGES = {"/hello": hello, "/broken": broken}
 
 
 async def exchange(address, request):
-    """All that a server answers to these bytes."""
+    """Everything that a server answers to these bytes."""
     reader, writer = await asyncio.open_connection(*address)
     writer.write(request)
     try:
@@ -48,13 +48,13 @@ def test_a_page_comes_with_its_length_and_closes_the_connection():
     assert body == "hello\n"
 
 
-def test_head_has_the_same_head_and_no_body():
+def test_a_head_request_returns_the_same_headers_and_no_body():
     got, head = answered(b"GET /hello HTTP/1.1\r\n\r\n", b"HEAD /hello HTTP/1.1\r\n\r\n")
 
     assert got == head + "hello\n"
 
 
-def test_a_request_may_come_in_pieces():
+def test_a_request_received_in_pieces_is_answered():
     async def run():
         async with HttpServer(PAGES, "127.0.0.1", 0) as server:
             reader, writer = await asyncio.open_connection(*server.address)
@@ -70,7 +70,7 @@ def test_a_request_may_come_in_pieces():
 
 
 @pytest.mark.parametrize("path", ["/", "/hell", "/hello/", "/%68ello", "/\xff", ""])
-def test_a_wrong_path_lists_the_right_ones(path):
+def test_an_unknown_path_is_refused_with_a_list_of_the_pages(path):
     (answer,) = answered(f"GET {path} HTTP/1.1\r\n\r\n".encode("latin-1"))
 
     assert answer.startswith("HTTP/1.1 404 Not Found\r\n")
@@ -78,14 +78,14 @@ def test_a_wrong_path_lists_the_right_ones(path):
 
 
 @pytest.mark.parametrize("verb", ["POST", "DELETE", "OPTIONS", "get", ""])
-def test_other_methods_are_refused(verb):
+def test_methods_other_than_get_and_head_are_refused(verb):
     (answer,) = answered(f"{verb} /hello HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc".encode())
 
     assert answer.startswith("HTTP/1.1 405 Method Not Allowed\r\n")
     assert "\r\nAllow: GET, HEAD\r\n" in answer
 
 
-def test_a_page_that_fails_is_an_error_without_details_and_the_log_has_them(caplog):
+def test_the_error_of_a_failed_page_is_logged_but_not_shown(caplog):
     (answer,) = answered(b"GET /broken HTTP/1.1\r\n\r\n")
 
     assert answer.startswith("HTTP/1.1 500 Internal Server Error\r\n")
@@ -93,7 +93,7 @@ def test_a_page_that_fails_is_an_error_without_details_and_the_log_has_them(capl
     assert "planted" in caplog.text
 
 
-def test_a_request_without_an_end_is_refused_at_the_limit():
+def test_a_request_that_reaches_the_size_limit_is_refused():
     endless, long = answered(
         b"GET /hello HTTP/1.1\r\n" + b"x" * HTTP_REQUEST_BYTES_MAX,
         b"GET /hello HTTP/1.1\r\nA: " + b"x" * HTTP_REQUEST_BYTES_MAX + b"\r\n\r\n",
@@ -104,7 +104,7 @@ def test_a_request_without_an_end_is_refused_at_the_limit():
         assert f"at most {HTTP_REQUEST_BYTES_MAX} bytes" in answer
 
 
-def test_a_silent_connection_and_a_slow_page_end_with_the_time(monkeypatch):
+def test_silent_connections_and_slow_pages_time_out(monkeypatch):
     monkeypatch.setattr(http_server, "EXCHANGE_S", 0.05)
 
     async def slow():
@@ -117,7 +117,7 @@ def test_a_silent_connection_and_a_slow_page_end_with_the_time(monkeypatch):
     assert silent == unfinished == waiting == ""
 
 
-def test_one_page_too_many_is_refused_and_the_next_is_served_again():
+def test_a_request_beyond_the_page_limit_is_refused_and_later_ones_are_served():
     async def run():
         begun, released = [], asyncio.Event()
 
@@ -147,8 +147,8 @@ def test_one_page_too_many_is_refused_and_the_next_is_served_again():
 
 
 @pytest.mark.parametrize("half", [b"", b"GET /hello HTTP/1.1\r\nHost: "], ids=["silent", "half"])
-def test_half_sent_requests_keep_nobody_out(monkeypatch, half):
-    """16 of them had each probe of a broker's health refused for ten seconds."""
+def test_half_sent_requests_do_not_block_other_requests(monkeypatch, half):
+    """Once 16 of them blocked every health probe of a broker for ten seconds."""
     monkeypatch.setattr(http_server, "HTTP_WAITING_MAX", 50, raising=False)
 
     async def run():
@@ -169,7 +169,7 @@ def test_half_sent_requests_keep_nobody_out(monkeypatch, half):
     assert [answer[:15] for answer in answers] == ["HTTP/1.1 200 OK"] * 10
 
 
-def test_answers_that_peers_do_not_read_keep_nobody_out(monkeypatch):
+def test_unread_answers_do_not_block_other_requests(monkeypatch):
     monkeypatch.setattr(http_server, "HTTP_ANSWERS_MAX", 2, raising=False)
     monkeypatch.setattr(http_server, "HTTP_CONNECTIONS_MAX", 2, raising=False)
 
@@ -194,7 +194,7 @@ def test_answers_that_peers_do_not_read_keep_nobody_out(monkeypatch):
         assert answer.startswith("HTTP/1.1 200 OK")
 
 
-def test_a_server_that_ends_closes_its_connections():
+def test_a_stopped_server_closes_its_connections():
     async def run():
         async with HttpServer(PAGES, "127.0.0.1", 0) as server:
             reader, writer = await asyncio.open_connection(*server.address)

@@ -1,4 +1,4 @@
-"""Programs that were started in the background hear Ctrl-C all the same."""
+"""Programs that were started in the background still react to Ctrl-C."""
 
 import signal
 import subprocess
@@ -27,14 +27,14 @@ MAINS = {
 
 @pytest.fixture
 def ignored():
-    """SIGINT is ignored, as in a program that a script has started with &."""
+    """Ignore SIGINT, as in a program that a script started with &."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     yield
     signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("name", MAINS)
-def test_a_program_in_the_background_hears_sigint(ignored, monkeypatch, name):
+def test_a_program_started_in_the_background_accepts_sigint(ignored, monkeypatch, name):
     monkeypatch.setattr(sys, "argv", [name, "--help"])
 
     with pytest.raises(SystemExit):
@@ -43,7 +43,7 @@ def test_a_program_in_the_background_hears_sigint(ignored, monkeypatch, name):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_handler_that_a_program_has_installed_stays(monkeypatch):
+def test_an_installed_sigint_handler_is_kept(monkeypatch):
     before = signal.signal(signal.SIGINT, lambda *_: None)
     mine = signal.getsignal(signal.SIGINT)
     monkeypatch.setattr(sys, "argv", ["txmq", "--help"])
@@ -55,7 +55,7 @@ def test_a_handler_that_a_program_has_installed_stays(monkeypatch):
         signal.signal(signal.SIGINT, before)
 
 
-def test_programs_that_tests_start_hear_sigint_and_sigquit_whoever_started_the_tests(ignored):
+def test_programs_that_tests_start_accept_sigint_and_sigquit(ignored):
     child = (
         "import signal, subprocess, sys; import tests.conftest\n"
         "shown = 'import signal; print(signal.SIG_IGN in map(signal.getsignal, (2, 3)))'\n"

@@ -1,5 +1,5 @@
-"""Real processes, real kill -9, under load: what was acknowledged is there, where it was
-acknowledged.
+"""Real processes, real kill -9, under load: every acknowledged message is there, at its
+acknowledged place.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ async def load(
 
 async def stored(names: str, start: dict[int, int]) -> Acknowledged:
     """Everything the broker gives from some offsets on."""
-    found: Acknowledged = {}
+    bodies: Acknowledged = {}
     async with Session(names) as session:
         admin = Admin(session)
         for number in range(QUEUES):
@@ -72,13 +72,13 @@ async def stored(names: str, start: dict[int, int]) -> Acknowledged:
             while (batch := await admin.pull(queue, offset)).found:
                 for message in batch.messages:
                     assert message.offset == offset, "an offset is missing within a queue"
-                    found[number, message.offset] = message.body
+                    bodies[number, message.offset] = message.body
                     offset += 1
-    return found
+    return bodies
 
 
 async def load_and_kill(broker: BrokerProcess, acknowledged: Acknowledged, chance: random.Random):
-    """Kill at a moment drawn by lot: so many acknowledgements in, and then some more loop turns."""
+    """Kill at a random moment: after a number of acknowledgements and some more loop turns."""
     is_dying = asyncio.Event()
     enough, turns = chance.randrange(1, 600), chance.randrange(200)
 
@@ -112,9 +112,9 @@ def test_every_acknowledged_message_survives_kill_9_at_its_offset(broker):
         }
         asyncio.run(load_and_kill(broker, acknowledged, chance))
         broker.start()
-        found = asyncio.run(stored(broker.names, checked))
+        kept = asyncio.run(stored(broker.names, checked))
         fresh = {k: body for k, body in acknowledged.items() if k[1] >= checked[k[0]]}
-        assert {place: found.get(place) for place in fresh} == fresh
+        assert {place: kept.get(place) for place in fresh} == fresh
 
     everything = asyncio.run(stored(broker.names, {}))
     assert {place: everything.get(place) for place in acknowledged} == acknowledged

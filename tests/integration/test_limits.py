@@ -1,7 +1,8 @@
 """Every limit: who enforces it, which figure counts what it bounds, and how it refuses.
 
-A limit of what peers make a server keep has a figure for what is kept and one for what was refused.
-The tests lower each such limit, exceed it over a socket, and read the figures over the wire.
+A limit on what peers make a server keep has one figure for what is kept and one for what was
+refused. The tests lower each of these limits, exceed it over a socket, and read the figures over
+the wire.
 """
 
 import asyncio
@@ -50,13 +51,13 @@ class Stage:
         """The code and the remark of an answer."""
         connection = await self._pool.connection(self.address)
         named = {name: str(value) for name, value in fields.items()}
-        found = await connection.ask(code, named, body=body, timeout_s=20)
-        return found.code, found.remark or ""
+        answer = await connection.ask(code, named, body=body, timeout_s=20)
+        return answer.code, answer.remark or ""
 
     async def figures(self):
         connection = await self._pool.connection(self.address)
-        found = await connection.request(FIGURES, timeout_s=20)
-        return TextTable.read(found.body).table
+        answer = await connection.request(FIGURES, timeout_s=20)
+        return TextTable.read(answer.body).table
 
     async def raw(self, data):
         """A connection of its own that has sent these bytes."""
@@ -347,7 +348,7 @@ CONSOLE_RESENT_MAX
 """Limits of a web console."""
 
 
-def test_every_limit_is_of_one_kind():
+def test_every_limit_is_listed_under_exactly_one_kind():
     settings = {"connections_max", "pending_max"}
     others = (OF_ONE_REQUEST, OF_ONE_TURN, OF_ITS_OWN, OF_OPERATORS, OF_CLIENTS, OF_PAGES)
     kinds = [*SHARED, *" ".join((*others, OF_THE_CONSOLE)).split()]
@@ -406,14 +407,14 @@ def test_a_server_counts_what_it_keeps_and_what_it_refuses(
             assert {limit.kept, limit.refused} - {""} <= before.keys()
             if limit.exceed is None:
                 return
-            found = await limit.exceed(stage)
+            refusal = await limit.exceed(stage)
             after = await stage.figures()
             assert int(after[limit.refused]) > int(before[limit.refused])
-            if found is None:
+            if refusal is None:
                 assert str(limit.value) in caplog.text
             elif limit.refused != "pullsNotHeld":  # Such a pull is answered at once.
-                assert re.search("limit|at most|more than|beyond", found[1]), found
-                assert re.search(r"nothing|\bno\b|was not", found[1]), found
+                assert re.search("limit|at most|more than|beyond", refusal[1]), refusal
+                assert re.search(r"nothing|\bno\b|was not", refusal[1]), refusal
 
     if limit.exceed is not None:
         lower(monkeypatch, name, limit)
@@ -421,8 +422,8 @@ def test_a_server_counts_what_it_keeps_and_what_it_refuses(
 
 
 @pytest.mark.parametrize("server", BOTH)
-def test_a_flood_of_broken_requests_does_not_fill_the_log(server, tmp_path, caplog):
-    """Each text differs, so the peer's host and the kind of fault make lines equal."""
+def test_repeated_broken_requests_do_not_fill_the_log(server, tmp_path, caplog):
+    """The texts differ; lines count as equal by the peer's host and the kind of fault."""
 
     async def main():
         async with serving(server, tmp_path, "", SHARED["FRAME_BYTES_MAX"]) as stage:
@@ -440,7 +441,7 @@ def test_a_flood_of_broken_requests_does_not_fill_the_log(server, tmp_path, capl
 
 
 @run_by(in_loop)
-async def test_the_broker_limits_connections_of_its_own_name_server(tmp_path):
+async def test_the_built_in_name_server_limits_its_connections(tmp_path):
     settings = replace(settings_for_test(str(tmp_path)), connections_max=2)
     async with Broker(settings) as broker:
         pool = ConnectionPool(SystemNetwork(), SystemClock())

@@ -1,4 +1,4 @@
-"""Long heartbeats at a real broker: others are served meanwhile, and half a one leaves nothing."""
+"""Long heartbeats at a real broker do not block other clients, and half of one leaves nothing."""
 
 import asyncio
 import json
@@ -54,7 +54,7 @@ async def ask_until(other, condition):
 
 
 @run_by("serve")
-async def test_other_connections_are_served_between_the_parts(broker, client, other, /):
+async def test_other_connections_are_served_during_a_long_heartbeat(broker, client, other, /):
     beating = asyncio.ensure_future(client.ask(BEAT, body=beat(), timeout_s=PATIENCE_S))
     seen = set()
     await ask_until(other, lambda: seen.add(broker.clients.members) or beating.done())
@@ -65,7 +65,7 @@ async def test_other_connections_are_served_between_the_parts(broker, client, ot
 
 
 @run_by("serve")
-async def test_a_connection_that_closes_half_way_leaves_nothing_behind(broker, client, other, /):
+async def test_a_connection_closed_during_a_long_heartbeat_leaves_nothing(broker, client, other, /):
     beating = asyncio.ensure_future(client.ask(BEAT, body=beat(), timeout_s=PATIENCE_S))
     beating.add_done_callback(lambda done: done.exception())
     await ask_until(other, lambda: broker.clients.members)
@@ -73,13 +73,13 @@ async def test_a_connection_that_closes_half_way_leaves_nothing_behind(broker, c
     client.abort()
     await ask_until(other, lambda: not broker.clients.members)
 
-    # The next one is worked off after whatever is left of the first.
+    # The next heartbeat is handled after the rest of the first.
     assert (await other.ask(BEAT, body=beat(500), timeout_s=PATIENCE_S)).code == 0
     assert broker.clients.members == len(broker.clients.producer_groups) == 500
 
 
 @run_by("serve")
-async def test_what_a_client_says_after_a_long_heartbeat_comes_after_it(broker, client, other, /):
+async def test_a_request_after_a_long_heartbeat_takes_effect_after_it(broker, client, other, /):
     name = "a-long-name-of-a-producer-group-999"
     leaving = ClientGroups("c", name)
     answers = await asyncio.gather(

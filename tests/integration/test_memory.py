@@ -31,9 +31,9 @@ def faults(before=""):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have another C library")
-def test_a_large_buffer_is_made_again_without_asking_the_system():
+def test_a_large_buffer_is_reallocated_without_page_faults():
     assert faults() < 200
 
 
-def test_without_glibc_everything_stays_as_it_is():
+def test_keeping_freed_memory_without_glibc_does_not_fail():
     assert faults("ctypes.CDLL = lambda name: object()") >= 0

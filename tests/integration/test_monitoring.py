@@ -35,8 +35,8 @@ HOLD_S = 0.02 * SLACK
 def read(address, path):
     """The status and the text of a page."""
     try:
-        with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as found:
-            return found.status, found.read().decode()
+        with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as page:
+            return page.status, page.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
 
@@ -44,8 +44,8 @@ def read(address, path):
 def port_from(process):
     """The address of the pages, which the log names."""
     for line in process.stderr:
-        if found := re.search(r"metrics and health at http://(\S+)", line):
-            return found[1]
+        if match := re.search(r"metrics and health at http://(\S+)", line):
+            return match[1]
     raise AssertionError("the log names no address")
 
 
@@ -71,7 +71,7 @@ def test_a_broker_serves_its_pages_until_it_stops(tmp_path):
         read(address, "/health/live")
 
 
-def test_a_broker_without_the_option_listens_nowhere_more(tmp_path):
+def test_a_broker_without_the_http_option_serves_no_pages(tmp_path):
     process = started(*SERVE, cwd=tmp_path)
     process.stdout.readline()
     code, _, err = stopped(process)
@@ -80,7 +80,7 @@ def test_a_broker_without_the_option_listens_nowhere_more(tmp_path):
     assert "metrics and health" not in err
 
 
-def test_an_address_that_is_taken_names_the_option(tmp_path):
+def test_a_taken_http_address_fails_the_start_and_names_the_option(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         process = started(*SERVE, "--http", address, cwd=tmp_path)
@@ -93,12 +93,12 @@ def test_an_address_that_is_taken_names_the_option(tmp_path):
 
 
 @pytest.mark.parametrize("address", ["9877", "127.0.0.1:x", "127.0.0.1:70000"])
-def test_a_wrong_address_is_an_error_before_anything_starts(address):
+def test_a_wrong_http_address_is_a_configuration_error(address):
     with pytest.raises(errors.ConfigError, match="http_listen cannot be"):
         BrokerSettings(http_listen=address)
 
 
-def test_pages_that_other_machines_reach_are_worth_a_warning(caplog):
+def test_pages_that_other_machines_can_reach_log_a_warning(caplog):
     async def run():
         async with monitored(BrokerSettings(http_listen="0.0.0.0:0"), LoneProcess()):
             pass
@@ -107,7 +107,7 @@ def test_pages_that_other_machines_reach_are_worth_a_warning(caplog):
     assert "other machines may read metrics, health and settings at 0.0.0.0:" in caplog.text
 
 
-def test_a_follower_has_its_pages_and_is_not_ready(tmp_path):
+def test_a_follower_serves_its_pages_but_is_not_ready(tmp_path):
     process = started(
         *("serve", "--data", "f", "--names", "127.0.0.1:1", "--http", "127.0.0.1:0"),
         *("--set", "replication.role=follower", "--set", "replication.member=m2"),
@@ -141,8 +141,8 @@ def test_requests_without_permission_count_as_refusals(tmp_path):
     assert asyncio.run(run())("refusals_total", reason="access") > 0
 
 
-def test_ten_thousand_queues_are_scraped_in_parts():
-    """The best of a few times: other programs on the machine disturb single ones."""
+def test_scraping_ten_thousand_queues_is_quick_and_does_not_block_the_loop():
+    """The best of a few times counts, because other programs on the machine disturb single runs."""
 
     async def run():
         async with embedded(BrokerSettings(store=StoreSettings(flush="async"))) as broker:
@@ -173,7 +173,7 @@ def test_ten_thousand_queues_are_scraped_in_parts():
     assert min(holds) < HOLD_S
 
 
-def test_a_scrape_while_the_broker_stops_ends_with_it():
+def test_a_running_scrape_ends_when_the_broker_stops():
     async def run():
         process = LoneProcess()
         settings = replace(BrokerSettings(), http_listen="127.0.0.1:0")
@@ -186,13 +186,13 @@ def test_a_scrape_while_the_broker_stops_ends_with_it():
     assert "txmq_broker_ready" in asyncio.run(run()).text
 
 
-def test_members_of_a_set_show_who_leads_and_each_leadership(tmp_path, etcd):
+def test_set_members_report_their_role_and_count_leaderships(tmp_path, etcd):
     settings = ("replication.lease=2", "http_listen=127.0.0.1:0")
     with BrokerSet(tmp_path, etcd.port, settings, count=2) as members:
 
         def pages_of(member):
-            found = re.findall(r"metrics and health at http://([\d.:]+)", member.tail(100_000))
-            return found[-1]
+            addresses = re.findall(r"metrics and health at http://([\d.:]+)", member.tail(100_000))
+            return addresses[-1]
 
         def scrape_of(member):
             return Scrape(read(pages_of(member), "/metrics")[1])

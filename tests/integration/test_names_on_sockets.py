@@ -14,7 +14,7 @@ from txmq_broker.names.server import NameServer
 
 
 @run_by(in_loop)
-async def test_it_serves_real_sockets():
+async def test_the_name_server_registers_a_broker_over_real_sockets():
     network, clock = SystemNetwork(), SystemClock()
     async with NameServer(network, clock) as server:
         await server.open("127.0.0.1", 0)
@@ -22,7 +22,7 @@ async def test_it_serves_real_sockets():
         peer = await pool.connection("{}:{}".format(*server.address))
         await ask(peer, Code.REGISTER_BROKER, registration(), body=BODY)
 
-        found = TopicRoute.read((await route(peer)).body)
+        topic_route = TopicRoute.read((await route(peer)).body)
 
-        assert found.queue_datas[0].broker_name == "broker-a"
+        assert topic_route.queue_datas[0].broker_name == "broker-a"
         await pool.close()

@@ -31,7 +31,7 @@ class History(msgspec.Struct):
 
 @pytest.fixture(scope="module", autouse=True)
 def _possible():
-    """Networks of our own, or a line that says why there are none."""
+    """Require networks of our own and an etcd, or say why there are none."""
     if reason := own_network.reason_against():
         raise Unprepared(f"the tests of broker sets whose leader is cut off: {reason}")
     if etcd_server.program() is None:
@@ -53,10 +53,12 @@ def history_of(case, folder):
 
 
 @pytest.mark.parametrize("case", some_of(partition_driver.CASES, OFTEN))
-def test_what_clients_saw_of_a_leader_that_was_cut_off_is_linearizable(case, tmp_path):
+def test_clients_of_a_cut_off_leader_see_a_linearizable_history(case, tmp_path):
     history = history_of(case, tmp_path)
 
-    found = [contradiction(key, some) for key, some in history.operations.items()]
-    assert not any(found), "\n".join(filter(None, found))
+    contradictions = [
+        contradiction(key, operations) for key, operations in history.operations.items()
+    ]
+    assert not any(contradictions), "\n".join(filter(None, contradictions))
     print(f"{case}: {history.counts}")
     assert all(history.counts[kind] > 50 for kind in ("Append", "Read", "Write", "Show", "End"))

@@ -78,12 +78,12 @@ def account(name, secret):
     return Credentials(access_key=name, secret_key=PLANTED[secret])
 
 
-async def use(names, broker_address, key, found):
+async def use(names, broker_address, key, texts):
     """What a client with these credentials does; the texts of all errors are kept."""
     settings = ClientSettings(credentials=key)
-    found += [repr(key), repr(settings)]
+    texts += [repr(key), repr(settings)]
     async with Client(names, settings) as client:
-        found.append(repr(client))
+        texts.append(repr(client))
         for step in (
             lambda: client.admin.create_topic("Orders", queues=1),
             lambda: client.admin.put_account("added-one", PLANTED["added"], topics={"T": "PUB"}),
@@ -98,22 +98,22 @@ async def use(names, broker_address, key, found):
             try:
                 answer = await step()
             except TxmqError as error:
-                found += [repr(error), repr(error.__cause__)]
+                texts += [repr(error), repr(error.__cause__)]
             else:
-                found.append(repr(answer))
+                texts.append(repr(answer))
         async with Producer("shop", client) as producer:
             try:
-                found.append(repr(await producer.send(Message(topic="Orders", body=b"tea"))))
+                texts.append(repr(await producer.send(Message(topic="Orders", body=b"tea"))))
             except TxmqError as error:
-                found.append(repr(error))
+                texts.append(repr(error))
 
 
-async def ask_names(names, key, found):
+async def ask_names(names, key, texts):
     async with Client(names, ClientSettings(credentials=key)) as client:
         try:
-            found.append(repr(await client.admin.topics()))
+            texts.append(repr(await client.admin.topics()))
         except TxmqError as error:
-            found.append(repr(error))
+            texts.append(repr(error))
 
 
 def commands(acl, data):
@@ -138,7 +138,7 @@ def wait_for(text, log):
 
 
 @pytest.mark.timeout(60)
-def test_no_secret_is_in_anything_that_is_written_or_shown(
+def test_no_planted_secret_appears_in_any_file_or_output(
     broker, names, acl, tmp_path, caplog, monkeypatch
 ):
     caplog.set_level(logging.DEBUG)
@@ -163,7 +163,7 @@ def test_no_secret_is_in_anything_that_is_written_or_shown(
     shown += [line.read_text() for line in lines if line.exists()]
     acl.write_text(ACCOUNTS)
     rules = AclFiles(acl).rules
-    shown += [repr(each) for each in (rules, rules.accounts, SigningKey(b"planted"))]
+    shown += [repr(value) for value in (rules, rules.accounts, SigningKey(b"planted"))]
     shown += [repr(known.settings) for known in rules.accounts.values()]
     shown.append(repr(AccountChange("a-name", PLANTED["added"])))
     for page in ("metrics", "health/ready", "info", "elsewhere"):

@@ -28,7 +28,7 @@ FULL_SYNC = 51
 
 @pytest.fixture
 def mac(monkeypatch):
-    """What a Mac has of these functions; the inodes that were synced whole, in order."""
+    """Fake the sync functions of a Mac; return the inodes that were fully synced, in order."""
     synced = []
     real = fcntl.fcntl
 
@@ -64,7 +64,7 @@ def test_a_broker_on_a_mac_stores_messages_and_finds_them_again(mac, tmp_path):
     on_sockets(pull, tmp_path, durable)
 
 
-def test_a_mac_is_asked_to_empty_the_cache_of_the_drive(mac, tmp_path):
+def test_a_sync_on_a_mac_flushes_the_cache_of_the_drive(mac, tmp_path):
     disk = LocalDisk(tmp_path)
     file = disk.open("log/a", create=True)
     file.write(0, b"x")
@@ -81,7 +81,7 @@ def inode(path):
 
 
 @pytest.mark.parametrize("refusal", [errno.ENOTSUP, errno.ENOTTY, errno.EINVAL])
-def test_a_file_system_that_cannot_do_that_is_synced_as_well_as_it_can(
+def test_a_mac_file_system_without_full_sync_falls_back_to_fsync(
     mac, monkeypatch, tmp_path, refusal
 ):
     synced = []
@@ -99,9 +99,7 @@ def test_a_file_system_that_cannot_do_that_is_synced_as_well_as_it_can(
     file.close()
 
 
-def test_a_sync_that_fails_on_a_mac_is_not_taken_for_one_that_is_missing(
-    mac, monkeypatch, tmp_path
-):
+def test_a_failed_full_sync_on_a_mac_raises_instead_of_falling_back(mac, monkeypatch, tmp_path):
     file = LocalDisk(tmp_path).open("a", create=True)
 
     def fail(descriptor, command):
@@ -113,7 +111,7 @@ def test_a_sync_that_fails_on_a_mac_is_not_taken_for_one_that_is_missing(
     file.close()
 
 
-def test_a_system_with_neither_has_fsync(monkeypatch, tmp_path):
+def test_a_system_without_fdatasync_and_full_sync_uses_fsync(monkeypatch, tmp_path):
     synced = []
     monkeypatch.delattr(os, "fdatasync", raising=False)
     monkeypatch.delattr(fcntl, "F_FULLFSYNC", raising=False)
@@ -125,8 +123,8 @@ def test_a_system_with_neither_has_fsync(monkeypatch, tmp_path):
     file.close()
 
 
-def test_a_system_that_does_not_raise_the_limit_on_files_is_told_and_goes_on(monkeypatch, caplog):
-    """A Mac says that its limit is endless, and then refuses what is above that of the kernel."""
+def test_a_file_limit_that_cannot_be_raised_logs_a_warning(monkeypatch, caplog):
+    """A Mac reports an unlimited maximum, and then refuses values above the limit of its kernel."""
 
     def refuse(what, limits):
         raise ValueError("current limit exceeds maximum limit")
@@ -164,7 +162,7 @@ WITHOUT = """
 """
 
 
-def test_the_client_and_its_commands_load_without_modules_that_windows_lacks():
+def test_the_client_and_its_commands_import_without_unix_modules():
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(WITHOUT)],
         cwd=CHECKOUT,
@@ -189,7 +187,7 @@ async def test_a_loop_without_signal_handlers_leaves_ctrl_c_to_python(monkeypatc
         assert signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
 
 
-def test_room_behind_a_file_is_no_part_of_it_and_is_returned(tmp_path):
+def test_reserved_room_does_not_count_as_file_size_and_is_freed_on_close(tmp_path):
     disk = LocalDisk(tmp_path, adds_room=True)
     file = disk.open("grows", create=True)
     size = 16 * 1024 * 1024
@@ -210,7 +208,7 @@ def test_room_behind_a_file_is_no_part_of_it_and_is_returned(tmp_path):
     assert grown.st_blocks >= closed.st_blocks
 
 
-def test_a_file_without_room_behind_it_grows_as_usual(tmp_path, monkeypatch):
+def test_a_file_grows_as_usual_when_no_room_can_be_reserved(tmp_path, monkeypatch):
     attempts = []
 
     def refuse(*given):

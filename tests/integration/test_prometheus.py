@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes all programs with figures, and promtool checks their texts."""
+"""A real Prometheus scrapes all programs with metrics, and promtool checks their pages."""
 
 import asyncio
 import json
@@ -145,21 +145,21 @@ def _has_prometheus():
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory):
-    found = BrokerProcess(tmp_path_factory.mktemp("broker"), settings=SETTINGS)
-    found.start()
-    yield found
-    found.close()
+    process = BrokerProcess(tmp_path_factory.mktemp("broker"), settings=SETTINGS)
+    process.start()
+    yield process
+    process.close()
 
 
 @pytest.fixture(scope="module")
 def pages(broker):
-    (found,) = re.findall(r"metrics and health at http://([\d.:]+)", broker.tail())
-    return found
+    (address,) = re.findall(r"metrics and health at http://([\d.:]+)", broker.tail())
+    return address
 
 
 @pytest.fixture(scope="module")
 def relay(broker, tmp_path_factory):
-    """A relay that publishes two rows of an outbox; the address of its figures."""
+    """The address of the metrics of a relay that publishes two rows of an outbox."""
     folder = tmp_path_factory.mktemp("relay")
     url = f"sqlite:///{folder / 'shop.db'}"
     engine = create_engine(url)
@@ -171,22 +171,22 @@ def relay(broker, tmp_path_factory):
             Outbox().add(connection, Message(topic="Orders", body=body))
     engine.dispose()
     at = ("--metrics", "127.0.0.1:0")
-    with RelayProgram(folder, SimpleNamespace(url=url), broker.names, *at) as found:
-        yield re.search(r"metrics http://([\d.:]+)", found.ready())[1]
+    with RelayProgram(folder, SimpleNamespace(url=url), broker.names, *at) as program:
+        yield re.search(r"metrics http://([\d.:]+)", program.ready())[1]
 
 
 @pytest.fixture(scope="module")
 def several(tmp_path_factory):
-    """The address of the figures of two brokers under one supervisor."""
-    found = SeveralBrokers(tmp_path_factory.mktemp("several"), options=("--name", "several-a"))
-    found.start()
-    yield found.http
-    found.close()
+    """The address of the metrics of two brokers under one supervisor."""
+    brokers = SeveralBrokers(tmp_path_factory.mktemp("several"), options=("--name", "several-a"))
+    brokers.start()
+    yield brokers.http
+    brokers.close()
 
 
 @pytest.fixture(scope="module")
 def names(tmp_path_factory):
-    """The address of the figures of a name server without brokers."""
+    """The address of the metrics of a name server without brokers."""
     at = ("--listen", "127.0.0.1:0", "--http", "127.0.0.1:0")
     process = started("names", *at, cwd=tmp_path_factory.mktemp("names"))
     yield address_in(process.stdout.readline())
@@ -195,19 +195,19 @@ def names(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def console(broker):
-    """The address of the figures of a console that was visited."""
-    with ConsoleProcess(broker.names, "--http", "127.0.0.1:0") as found:
-        with Visitor(found.url) as visitor:
+    """The address of the metrics of a console that was visited."""
+    with ConsoleProcess(broker.names, "--http", "127.0.0.1:0") as process:
+        with Visitor(process.url) as visitor:
             visitor.get("/topics")
-        yield address_in(found.ready)
+        yield address_in(process.ready)
 
 
 @pytest.fixture(scope="module")
 def prometheus(pages, relay, several, names, console):
     targets = {"broker": pages, "relay": relay, "several": several}
     targets |= {"names": names, "console": console}
-    with prometheus_server(CONFIGURATION.format(rules=RULES, **targets)) as found:
-        yield found
+    with prometheus_server(CONFIGURATION.format(rules=RULES, **targets)) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -216,11 +216,11 @@ def parked(broker):
 
 
 def read(address, path):
-    with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as found:
-        return found.read().decode()
+    with urllib.request.urlopen(f"http://{address}{path}", timeout=10) as page:
+        return page.read().decode()
 
 
-def test_figures_of_all_programs_are_scraped(prometheus):
+def test_prometheus_scrapes_the_metrics_of_every_program(prometheus):
     def holds(query, expected):
         labels = ("job", "broker", "topic")
         asyncio.run(until(lambda: samples(prometheus, query, *labels) == expected))
@@ -241,14 +241,14 @@ def test_figures_of_all_programs_are_scraped(prometheus):
 
 
 @pytest.mark.usefixtures("parked")
-def test_every_rule_is_evaluated_and_a_parked_transaction_raises_its_alert(prometheus):
+def test_every_rule_is_evaluated_and_a_parked_transaction_fires_its_alert(prometheus):
     def raised():
         alerts = data_of(prometheus, "alerts")["alerts"]
-        found = [(alert["state"], alert["labels"]["alertname"]) for alert in alerts]
+        rows = [(alert["state"], alert["labels"]["alertname"]) for alert in alerts]
         # The disk of this machine may be nearly full.
-        return sorted(row for row in found if row[1] != "TxmqDiskFills")
+        return sorted(row for row in rows if row[1] != "TxmqDiskFills")
 
-    # An empty name server is given two minutes.
+    # The alert for an empty name server waits two minutes.
     expected = [("firing", "TxmqTransactionsParked"), ("pending", "TxmqNamesEmpty")]
     asyncio.run(until(lambda: raised() == expected))
     (group,) = data_of(prometheus, "rules")["groups"]
@@ -258,7 +258,7 @@ def test_every_rule_is_evaluated_and_a_parked_transaction_raises_its_alert(prome
 
 
 @pytest.mark.usefixtures("parked")
-def test_every_query_of_the_dashboard_is_answered(prometheus):
+def test_every_dashboard_query_with_data_is_answered(prometheus):
     rates = "rate(txmq_broker_transaction_checks_undecided_total[10s])"
     asyncio.run(until(lambda: samples(prometheus, rates)))
     queries = set(re.findall(r'"expr": (".*")', DASHBOARD.read_text()))
@@ -271,7 +271,7 @@ def test_every_query_of_the_dashboard_is_answered(prometheus):
     assert empty == EMPTY
 
 
-def test_promtool_finds_no_fault_in_any_page(pages, relay, several, names, console):
+def test_promtool_accepts_every_metrics_page(pages, relay, several, names, console):
     texts = {
         "broker": read(pages, "/metrics"),
         "several": read(several, "/metrics"),
@@ -282,28 +282,28 @@ def test_promtool_finds_no_fault_in_any_page(pages, relay, several, names, conso
         "resolver": resolver_text({"checks_committed": 1}, 3, is_answering=True),
         "reconciliation": reconciliation_text(runs.run(runs.busy())),
     }
-    found = {name: promtool("check", "metrics", text=text)[1] for name, text in texts.items()}
-    # It counts days of business, which no number of seconds is.
+    complaints = {name: promtool("check", "metrics", text=text)[1] for name, text in texts.items()}
+    # It counts business days, which cannot be given in seconds.
     days = 'txmq_reconcile_oldest_break_days use base unit "seconds" instead of "days"\n'
-    assert found == dict.fromkeys(texts, "") | {"reconciliation": days}
+    assert complaints == dict.fromkeys(texts, "") | {"reconciliation": days}
 
 
-def test_promtool_finds_no_fault_in_rules_and_configurations(tmp_path):
+def test_promtool_accepts_the_rules_and_the_documented_configuration(tmp_path):
     for rules in RULES.parent.glob("*.rules.yml"):
-        code, said = promtool("check", "rules", rules)
-        assert code == 0, said
+        code, output = promtool("check", "rules", rules)
+        assert code == 0, output
     (block, *_) = re.findall(
         r"^( *)```yaml\n(.*?)^ *```", (DOCS / "monitor.md").read_text(), re.MULTILINE | re.DOTALL
     )
     file = tmp_path / "config.yml"
     file.write_text(block[1].replace("\n" + block[0], "\n").removeprefix(block[0]))
     (tmp_path / RULES.name).write_bytes(RULES.read_bytes())
-    code, said = promtool("check", "config", file)
-    assert code == 0, said
+    code, output = promtool("check", "config", file)
+    assert code == 0, output
 
 
-def test_alerts_come_and_go_as_their_rules_say(tmp_path):
+def test_alerts_fire_and_resolve_as_their_rules_say(tmp_path):
     file = tmp_path / "alerts.yml"
     file.write_text(ALERTS.format(rules=RULES))
-    code, said = promtool("test", "rules", file)
-    assert code == 0, said
+    code, output = promtool("test", "rules", file)
+    assert code == 0, output

@@ -1,4 +1,4 @@
-"""`txmq resolve` decides what a killed service has left open, whatever goes away meanwhile."""
+"""`txmq resolve` decides what a killed service left open, despite outages of its servers."""
 
 import asyncio
 import contextlib
@@ -41,7 +41,7 @@ def broker(tmp_path):
 
 
 class Bank:
-    """A database with a fence and orders, looked at from aside."""
+    """A database with a fence and orders, as an outside observer sees it."""
 
     def __init__(self, url):
         self.url = url.render_as_string(hide_password=False)
@@ -70,7 +70,7 @@ def bank_for(request, tmp_path):
 
 
 class Program:
-    """One of our programs as a process, and the lines it says."""
+    """One of our programs as a process, and the lines that it prints."""
 
     def __init__(self, folder, *command):
         self.process = subprocess.Popen(
@@ -116,14 +116,14 @@ class Program:
 
 
 def visible(broker):
-    found = []
+    bodies = []
     for number in range(QUEUES):
         offset = 0
         while offset < broker.max_offset(TOPIC, number):
             records = broker.records(TOPIC, number, offset)
-            found += [each.body.decode() for each in records]
+            bodies += [record.body.decode() for record in records]
             offset = records[-1].offset + 1
-    return sorted(found)
+    return sorted(bodies)
 
 
 def resolver(broker, bank, folder, *more):
@@ -133,7 +133,7 @@ def resolver(broker, bank, folder, *more):
 
 @pytest.mark.parametrize("kind", ["postgres", "sqlite"])
 @pytest.mark.parametrize("turn", range(5 if os.environ.get("TXMQ_SOAK") else 1))
-def test_what_a_killed_service_left_open_is_decided_as_its_database_says(
+def test_resolve_decides_a_killed_services_transactions_by_its_database(
     kind, turn, broker, bank_for, tmp_path
 ):
     bank = bank_for(kind)
@@ -141,7 +141,7 @@ def test_what_a_killed_service_left_open_is_decided_as_its_database_says(
     with Program(*service, broker.names, bank.url, str(LEFT)) as killed:
         killed.says("ready")
         if kind != "sqlite":
-            # It is killed in the middle of what it does, too.
+            # It is also killed in the middle of its work.
             some = LEFT + random.randrange(LEFT)
             wait_until(lambda: len(bank.orders) > some)
         assert killed.end(signal.SIGKILL) == -signal.SIGKILL
@@ -150,16 +150,16 @@ def test_what_a_killed_service_left_open_is_decided_as_its_database_says(
 
     with resolver(broker, bank, tmp_path, "--until-empty", "--json", "--quiet") as running:
         assert running.ended() == 0, running.lines
-    said = json.loads(running.lines[-1])
+    totals = json.loads(running.lines[-1])
 
     assert broker.open_transactions(GROUP) == []
     assert visible(broker) == bank.orders
     left = [name for name in bank.orders if name.startswith("left")]
     assert left == sorted(f"left-{number}" for number in range(0, LEFT, 3))
-    assert (said["left"], said["conflicts"], said["is_good"]) == (0, 0, True)
-    assert said["committed"]
-    assert said["rolled_back"]
-    assert said["committed"] + said["rolled_back"] == count
+    assert (totals["left"], totals["conflicts"], totals["is_good"]) == (0, 0, True)
+    assert totals["committed"]
+    assert totals["rolled_back"]
+    assert totals["committed"] + totals["rolled_back"] == count
 
 
 def wait_until(holds):
@@ -170,7 +170,7 @@ def wait_until(holds):
 
 
 def prepare(broker, bank, *names):
-    """Half messages of a service that is gone before anybody could ask it."""
+    """Send half messages as a service that is gone before a check can reach it."""
 
     async def send():
         resource = SQLResource(bank.engine)
@@ -184,7 +184,7 @@ def prepare(broker, bank, *names):
     asyncio.run(send())
 
 
-def test_it_goes_on_when_database_and_broker_are_back(broker, bank_for, tmp_path, postgres):
+def test_resolve_recovers_after_broker_and_database_outages(broker, bank_for, tmp_path, postgres):
     bank = bank_for("postgres")
     name = bank.engine.url.database
     with resolver(broker, bank, tmp_path) as running:
@@ -204,18 +204,18 @@ def test_it_goes_on_when_database_and_broker_are_back(broker, bank_for, tmp_path
             f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"
         )
         running.says("cannot answer now; brokers wait: the database did not answer")
-        # It has left the group, so that nothing is spent in vain.
+        # It has left the group, so that no check is wasted on it.
         wait_until(lambda: broker.log.read_text().count(NOBODY) > lonely)
         postgres.order(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
         wait_until(lambda: not broker.open_transactions(GROUP))
 
         assert running.end(signal.SIGTERM) == 0, running.lines
     # A broker that asks again before it has the answer is answered, and counted, again.
-    said = re.search(r"(\d+) decided .* (\d+) rolled back", running.lines[-1])
-    assert int(said[1]) == int(said[2]) >= 60
+    counts = re.search(r"(\d+) decided .* (\d+) rolled back", running.lines[-1])
+    assert int(counts[1]) == int(counts[2]) >= 60
 
 
-def test_what_is_parked_is_said_at_the_end(tmp_path, bank_for, broker):
+def test_resolve_reports_parked_transactions_at_the_end(tmp_path, bank_for, broker):
     broker.stop()
     broker.settings = (*SOON, "transaction.check_max=1")
     broker.start()

@@ -1,5 +1,5 @@
-"""A real ``txmq serve`` that is restarted while clients send all the time through the name server
-inside it: no client takes its topic for one that does not exist, and nothing acknowledged is lost.
+"""A real ``txmq serve`` restarts while clients keep sending through its built-in name server: no
+client is told that its topic does not exist, and no acknowledged message is lost.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ class Load:
             self._more.set()
 
     async def go_on(self):
-        """Send for ever with one producer, which knows the topic."""
+        """Send forever with one producer that knows the topic."""
         async with Producer("steady", self.names) as producer:
             await asyncio.gather(*[self._repeat(producer) for _ in range(SENDERS)])
 
@@ -61,7 +61,7 @@ class Load:
                 await asyncio.sleep(0.005)
 
     async def come(self):
-        """Send one message after the other, each with a client that knows nothing yet."""
+        """Send messages one by one, each with a new client."""
         while True:
             try:
                 async with Producer("newcomer", self.names) as producer:
@@ -71,7 +71,7 @@ class Load:
                 await asyncio.sleep(0.005)
 
     async def acknowledges(self, count):
-        """Wait for so many more."""
+        """Wait for ``count`` more acknowledgements."""
         wanted = len(self.acknowledged) + count
         while len(self.acknowledged) < wanted:
             self._more.clear()
@@ -80,9 +80,9 @@ class Load:
 
 @pytest.mark.fault("N5")
 @pytest.mark.timeout(60 + 20 * RESTARTS)
-def test_no_restart_lets_a_topic_seem_not_to_exist(broker):
-    """Kill -9 and SIGTERM in turn; while a broker stops and starts, its own name server says
-    nothing rather than that the topic is unknown.
+def test_no_client_is_told_during_a_restart_that_its_topic_is_unknown(broker):
+    """Kill -9 and SIGTERM in turn. While a broker stops and starts, its own name server gives no
+    answer instead of "unknown topic".
     """
 
     async def scenario():
@@ -110,16 +110,16 @@ def test_no_restart_lets_a_topic_seem_not_to_exist(broker):
         return load.acknowledged
 
     async def stored():
-        found = {}
+        bodies = {}
         async with Client(broker.names) as operator:
             for number in range(QUEUES):
                 queue, offset = Queue(TOPIC, "broker-a", number), 0
                 while (batch := await operator.admin.pull(queue, offset)).found:
-                    found |= {(number, each.offset): each.body for each in batch.messages}
+                    bodies |= {(number, message.offset): message.body for message in batch.messages}
                     offset = batch.next_offset
-        return found
+        return bodies
 
     acknowledged = asyncio.run(scenario())
-    found = asyncio.run(stored())
-    assert {place: found.get(place) for place in acknowledged} == acknowledged
-    print(f"{RESTARTS} restarts, {len(acknowledged)} acknowledged, {len(found)} stored")
+    bodies = asyncio.run(stored())
+    assert {place: bodies.get(place) for place in acknowledged} == acknowledged
+    print(f"{RESTARTS} restarts, {len(acknowledged)} acknowledged, {len(bodies)} stored")

@@ -1,4 +1,4 @@
-"""A broker set with accounts: they are in force at whichever member leads."""
+"""Accounts of a broker set are in force at every leader."""
 
 import asyncio
 import json
@@ -39,13 +39,13 @@ def write(member, text):
 
 @pytest.fixture
 def members(tmp_path, etcd):
-    found = BrokerSet(tmp_path, etcd.port, (f"replication.lease={LEASE_S}",))
-    for member in found.members.values():
+    broker_set = BrokerSet(tmp_path, etcd.port, (f"replication.lease={LEASE_S}",))
+    for member in broker_set.members.values():
         member.account = ACCOUNT
         member.settings += (f"acl={acl(member)}",)
         write(member, ACCOUNTS)
-    with found:
-        yield found
+    with broker_set:
+        yield broker_set
 
 
 def operate(members, act):
@@ -59,7 +59,7 @@ def operate(members, act):
 
 
 def wait_in_sync(members, count):
-    """The leader once so many followers are in sync."""
+    """Return the leader once ``count`` followers are in sync."""
 
     def found():
         leader = members.leader()
@@ -107,7 +107,7 @@ def received(leader):
     return [entry for entry in entries if entry["request"] == "FOLLOW_LOG"]
 
 
-def test_an_account_of_the_first_leader_works_at_the_second(members):
+def test_an_account_added_at_one_leader_works_at_the_next(members):
     leader = wait_in_sync(members, 2)
     operate(members, lambda admin: admin.create_topic(TOPIC, queues=1))
     operate(
@@ -127,7 +127,7 @@ def test_an_account_of_the_first_leader_works_at_the_second(members):
         send(members, "three", Credentials(access_key="the-shop", secret_key="another secret"))
     operate(members, lambda admin: admin.remove_account("the-shop"))
 
-    # What was changed meanwhile, and what was edited, are not in force at the one that returns.
+    # The returning member takes the new accounts and gives up its own edits.
     write(leader, acl(leader).read_text() + "# by hand\n")
     leader.start()
     assert wait_in_sync(members, 2) is second
@@ -138,12 +138,12 @@ def test_an_account_of_the_first_leader_works_at_the_second(members):
     assert len(kept) == 1
     assert kept[0].endswith("# by hand\n")
     for member in members.members.values():
-        said = member.tail(100_000)
-        assert OPERATOR.secret_key not in said
-        assert SHOP.secret_key not in said
+        log = member.tail(100_000)
+        assert OPERATOR.secret_key not in log
+        assert SHOP.secret_key not in log
 
 
-def test_a_leaders_file_that_is_edited_reaches_the_followers(members):
+def test_an_edited_account_file_of_the_leader_reaches_the_followers(members):
     leader = wait_in_sync(members, 2)
     write(leader, ACCOUNTS + f"- {{accessKey: the-shop, secretKey: {SHOP.secret_key}}}\n")
     edited = acl(leader).read_text()
@@ -153,7 +153,7 @@ def test_a_leaders_file_that_is_edited_reaches_the_followers(members):
     )
 
 
-def test_a_member_without_accounts_does_not_follow_a_leader_with_them(members):
+def test_a_member_without_accounts_cannot_follow_a_leader_that_has_them(members):
     leader = wait_in_sync(members, 2)
     other = next(member for member in members.members.values() if member is not leader)
     other.kill()
@@ -183,8 +183,8 @@ def test_a_member_without_accounts_does_not_follow_a_leader_with_them(members):
     [MANY_FIELDS, *soak.only_in_soak((list(FRAMES),))],
     ids=["many-fields", "every-kind"],
 )
-def test_strangers_who_flood_the_leader_take_nothing_from_it(members, kinds):
-    """Six frames of 800,000 header fields each took the leadership away three times in 25 s."""
+def test_a_flood_from_strangers_does_not_cost_the_leader_its_lease(members, kinds):
+    """Six frames of 800,000 header fields each once took the leadership three times in 25 s."""
     leader = wait_in_sync(members, 2)
     operate(members, lambda admin: admin.create_topic(TOPIC, queues=1))
     operate(
@@ -209,10 +209,10 @@ def test_strangers_who_flood_the_leader_take_nothing_from_it(members, kinds):
 
 @contextmanager
 def strangers(address, kinds):
-    """One of each kind; afterwards the list says how many frames each has begun to send."""
+    """One stranger of each kind; the list then has the number of frames that each began to send."""
     counts = []
     with ExitStack() as stack:
-        found = [
+        processes = [
             stack.enter_context(
                 subprocess.Popen(
                     [sys.executable, "-m", "tests.faults.stranger", address, kind],
@@ -224,14 +224,14 @@ def strangers(address, kinds):
             )
             for kind in kinds
         ]
-        for process in found:
+        for process in processes:
             assert process.stdout.readline() == b"ready\n"
         yield counts
-        counts += [int(process.communicate(timeout=60)[0]) for process in found]
+        counts += [int(process.communicate(timeout=60)[0]) for process in processes]
 
 
 async def honest_sends(members, seconds):
-    """Send for so long; return how long each answer took."""
+    """Send for some seconds; return how long each answer took."""
     taken, shop = [], ClientSettings(credentials=SHOP)
     async with (
         Client(members.names.names, shop) as client,

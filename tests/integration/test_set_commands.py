@@ -18,14 +18,14 @@ LOST = "the store of the set has lost its data: its epoch is 0, and this member 
 
 @pytest.fixture
 def members(tmp_path, etcd):
-    with BrokerSet(tmp_path, etcd.port, (f"replication.lease={LEASE_S}",), count=2) as found:
-        yield found
+    with BrokerSet(tmp_path, etcd.port, (f"replication.lease={LEASE_S}",), count=2) as broker_set:
+        yield broker_set
 
 
 @pytest.fixture
 def trio(tmp_path, etcd):
-    with BrokerSet(tmp_path, etcd.port, (f"replication.lease={LEASE_S}",)) as found:
-        yield found
+    with BrokerSet(tmp_path, etcd.port, (f"replication.lease={LEASE_S}",)) as broker_set:
+        yield broker_set
 
 
 def txmq(*words):
@@ -42,8 +42,8 @@ def txmq(*words):
 def status(members):
     done = txmq("cluster", "status", "--names", members.names.names, "--json")
     assert done.returncode == 0, done.stderr
-    (found,) = json.loads(done.stdout)
-    return found
+    (broker,) = json.loads(done.stdout)
+    return broker
 
 
 def promote(members, member, *more):
@@ -65,12 +65,12 @@ def whole_name(member):
     return f"{member.name}.{(member.folder / 'data/member').read_text().strip()}"
 
 
-def test_the_status_of_a_set_names_its_members(members):
+def test_the_status_of_a_set_lists_its_members(members):
     leader = members.wait_in_sync(1)
     leader.create_topic("T", 4)
     members.wait_settled()
     (follower,) = (member for member in members.members.values() if member is not leader)
-    found = status(members)
+    shown = status(members)
     expected = {
         "broker": members.name,
         "address": leader.address,
@@ -81,18 +81,18 @@ def test_the_status_of_a_set_names_its_members(members):
         "in_sync": 2,
         "min_in_sync": 1,
     }
-    assert found.items() >= expected.items()
-    (entry,) = found["followers"]
+    assert shown.items() >= expected.items()
+    (entry,) = shown["followers"]
     assert entry["address"].startswith("127.0.0.1:")
     assert (entry["name"], entry["member"]) == (follower.name, whole_name(follower))
-    assert (entry["in_sync"], entry["position"]) == (True, found["log_end"])
+    assert (entry["in_sync"], entry["position"]) == (True, shown["log_end"])
     assert (entry["bytes_behind"], entry["seconds_behind"]) == (0, 0)
     figures = members.figures(leader)
     assert (figures["epoch"], figures["isLeader"], figures["followers"]) == ("1", "1", "1")
     assert int(figures["secondsSinceLeaseRenewal"]) < LEASE_S
 
 
-def test_an_operator_has_a_member_lead_that_may_lack_something(members):
+def test_an_operator_can_promote_a_member_that_may_lack_messages(members):
     leader = members.wait_in_sync(1)
     leader.create_topic("T", 4)
     members.wait_settled()
@@ -128,17 +128,17 @@ def test_an_operator_has_a_member_lead_that_may_lack_something(members):
     assert (entry["account"], entry["fields"]["reason"]) == ("Li Na", REASON)
     assert entry["fields"]["in_sync_before"] == gone
 
-    # The wiped one joins with a new name, and both are in sync.
+    # The wiped member joins under a new name, and both are in sync.
     leader.start()
     assert members.wait_in_sync(1) is other
 
 
 def has_leader(members):
-    """Whether the lease of its old leader is still there; nothing changes by asking."""
+    """Whether the lease of the old leader still exists; this changes nothing."""
     return f" leads {members.name} " in promote(members, "m9", "--allow-data-loss").stderr
 
 
-def test_a_leader_hands_over_to_the_member_that_an_operator_chose(trio):
+def test_a_leader_hands_over_to_the_member_an_operator_chose(trio):
     leader = trio.wait_in_sync(2)
     leader.create_topic("T", 4)
     trio.wait_settled()
@@ -153,10 +153,10 @@ def test_a_leader_hands_over_to_the_member_that_an_operator_chose(trio):
 
     done = promote(trio, chosen.name, "--operator", "Li Na", "--json")
     assert done.returncode == 0, done.stderr + trio.told()
-    found = json.loads(done.stdout)
-    assert found["member"] == whole_name(chosen)
-    assert (found["former"], found["epoch"]) == ([whole_name(leader)], 2)
-    assert found["ms"] < 1000, trio.told()
+    outcome = json.loads(done.stdout)
+    assert outcome["member"] == whole_name(chosen)
+    assert (outcome["former"], outcome["epoch"]) == ([whole_name(leader)], 2)
+    assert outcome["ms"] < 1000, trio.told()
     assert trio.wait_for_leader(other_than=leader) is chosen
     entries = [entry for entry in audit(chosen) if entry["request"] == "HAND_OVER"]
     assert [(entry["account"], entry["fields"]) for entry in entries] == [
@@ -169,7 +169,7 @@ def test_a_leader_hands_over_to_the_member_that_an_operator_chose(trio):
     assert trio.wait_in_sync(2) is chosen
 
 
-def test_a_removed_member_does_not_follow_before_it_is_let_back(trio):
+def test_a_removed_member_cannot_follow_until_it_is_let_back(trio):
     leader = trio.wait_in_sync(2)
     leader.create_topic("T", 4)
     followers = [member for member in trio.members.values() if member is not leader]
@@ -188,14 +188,14 @@ def test_a_removed_member_does_not_follow_before_it_is_let_back(trio):
     assert trio.wait_in_sync(1) is leader
     line = f"was removed from the set by Li Na: {REASON}; to let it follow again: txmq cluster"
     trio.until(lambda: line in gone.tail(), "no line")
-    found = status(trio)
-    assert [entry["name"] for entry in found["followers"]] == [other.name]
-    (removed,) = found["removed"]
+    shown = status(trio)
+    assert [entry["name"] for entry in shown["followers"]] == [other.name]
+    (removed,) = shown["removed"]
     assert (removed["name"], removed["operator"]) == (gone.name, "Li Na")
     refused = change(trio, "remove", gone.name)
     assert (refused.returncode, "was removed from the set by Li Na" in refused.stderr) == (1, True)
 
-    # With a new directory it is not let in either, and the next leader knows.
+    # A new directory does not let it in either, and the next leader knows of the removal.
     gone.kill()
     shutil.rmtree(gone.folder / "data")
     assert promote(trio, other.name).returncode == 0
@@ -219,7 +219,7 @@ def test_a_removal_that_leaves_too_few_copies_needs_consent(tmp_path, etcd):
         assert duo.wait_in_sync(0) is leader
 
 
-def test_a_set_that_does_not_exist_has_no_leader_to_be(members):
+def test_promoting_a_member_of_an_unknown_set_fails(members):
     leader = ["--coordinator", members.members["m1"].etcd, "--broker", "nosuch"]
     done = txmq("cluster", "promote", "m1.00000000", *leader, "--reason", REASON)
     assert done.returncode == 2
@@ -229,8 +229,8 @@ def test_a_set_that_does_not_exist_has_no_leader_to_be(members):
     )
 
 
-def test_an_etcd_that_has_lost_its_data_leads_nobody_until_an_operator_chooses(tmp_path):
-    """Members that have seen an epoch do not begin with the first one again."""
+def test_after_etcd_loses_its_data_nobody_leads_until_an_operator_promotes(tmp_path):
+    """Members that have seen an epoch do not start again with the first one."""
     with (
         database_server.wanted(etcd_server.etcd_server) as etcd,
         BrokerSet(tmp_path, etcd.port, (f"replication.lease={LEASE_S}",), count=2) as members,

@@ -1,4 +1,4 @@
-"""Broker sets whose members come back with less than they had: nothing acknowledged is lost.
+"""Members of broker sets come back with less than they had: no acknowledged message is lost.
 
 All members are killed under load, the directory of one is damaged, and they start again in some
 order. A member that lacks what the set has acknowledged must not lead, and joins again by itself.
@@ -47,12 +47,14 @@ CHOSEN = [
 
 @pytest.fixture
 def members(tmp_path, etcd):
-    with BrokerSet(tmp_path, etcd.port, SETTINGS) as found:
-        yield found
+    with BrokerSet(tmp_path, etcd.port, SETTINGS) as broker_set:
+        yield broker_set
 
 
 @pytest.mark.parametrize(("kind", "whose", "order"), some_of(CASES, CHOSEN))
-def test_a_member_that_lost_a_part_of_its_log_costs_nothing(kind, whose, order, members, tmp_path):
+def test_no_message_is_lost_when_a_member_loses_part_of_its_log(
+    kind, whose, order, members, tmp_path
+):
     with traffic(members, pause_s=0.03, padding=6000, reads_late=True) as clients:
         clients.wait_for_more()
         leader = members.wait_in_sync(2)
@@ -67,7 +69,7 @@ def test_a_member_that_lost_a_part_of_its_log_costs_nothing(kind, whose, order, 
             while time.monotonic() < taken + OLDER_S:
                 clients.wait_for_more()
         members.wait_in_sync(2)
-        # The leader first: it would note that the others are not in sync any more.
+        # The leader first: otherwise it would note that the others are no longer in sync.
         for member in sorted(members.members.values(), key=lambda one: one is not leader):
             member.kill()
         members.until(lambda: members.leader() is None, "the name server forgets nobody")
@@ -95,7 +97,7 @@ def test_a_member_that_lost_a_part_of_its_log_costs_nothing(kind, whose, order, 
     assert_alike(members)
 
 
-def test_a_member_keeps_acknowledged_messages_from_a_leader_that_lacks_them(members, tmp_path):
+def test_a_member_does_not_follow_a_leader_that_lacks_acknowledged_messages(members, tmp_path):
     """The leader was chosen while etcd had lost the position that the set has acknowledged."""
     with traffic(members, pause_s=0.03, reads_late=True) as clients:
         clients.wait_for_more()
@@ -107,7 +109,7 @@ def test_a_member_keeps_acknowledged_messages_from_a_leader_that_lacks_them(memb
     store = Store(members)
     end = int(members.figures(leader)["commitLogMaxOffset"])
     members.until(
-        lambda: (found := store.acknowledged()) and found.position == end, "etcd is not told"
+        lambda: (noted := store.acknowledged()) and noted.position == end, "etcd is not told"
     )
     known = store.acknowledged()
     for member in (leader, lacking, other):

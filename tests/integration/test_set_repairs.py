@@ -1,7 +1,7 @@
 """One flipped bit in each closed file of a log: it is found, and repaired from another copy.
 
-Disks turn bits over without a word. While clients read and write, or while all members are down, a
-test does the same to members of a set, and then compares what readers get with what was sent.
+Disks flip bits silently. A test does the same to members of a set, under load or while all members
+are down, and then compares what readers get with what was sent.
 """
 
 import asyncio
@@ -85,12 +85,12 @@ def members(tmp_path, etcd):
         VERIFIED_SOON,
         "slaveReadEnable=true",
     )
-    found = BrokerSet(tmp_path, etcd.port, settings)
-    for member in found.members.values():
+    broker_set = BrokerSet(tmp_path, etcd.port, settings)
+    for member in broker_set.members.values():
         member.pages = f"127.0.0.1:{free_port()}"
         member.settings += (f"http_listen={member.pages}",)
-    with found:
-        yield found
+    with broker_set:
+        yield broker_set
 
 
 class Large:
@@ -119,29 +119,29 @@ class Large:
                     self.digests[sent.queue.number, sent.offset] = hashlib.sha256(body).digest()
 
     def pulled(self, member, queue, offset):
-        """The digests of what a member serves from a place on; none if it refuses."""
+        """The digests of messages that a member serves from an offset on; none if it refuses."""
         fields = {"consumerGroup": "looks", "topic": TOPIC, "queueId": queue}
         fields |= {"queueOffset": offset, "maxMsgNums": 8, "commitOffset": 0, "subVersion": 0}
         fields |= {"sysFlag": 4, "subscription": "*", "suspendTimeoutMillis": 0}
         code, _, body = ask(member.address, PULL_MESSAGE, **fields)
         records = split_records(body) if code == 0 else []
-        return {(queue, one.offset): hashlib.sha256(one.body).digest() for one in records}
+        return {(queue, record.offset): hashlib.sha256(record.body).digest() for record in records}
 
     def check(self, member):
-        """Everything is there, and is what was sent."""
-        found = {}
+        """Check that everything is there and equals what was sent."""
+        digests = {}
         for queue in range(QUEUES):
             offset, end = 0, member.max_offset(TOPIC, queue)
             while offset < end:
                 more = self.pulled(member, queue, offset)
                 assert more, f"{member.name} does not serve {queue}/{offset}\n{member.tail()}"
-                found |= more
+                digests |= more
                 offset = max(place[1] for place in more) + 1
-        assert found == self.digests
+        assert digests == self.digests
 
 
 class Readers(threading.Thread):
-    """Pulls at random from every member; a member may refuse, and may not be wrong."""
+    """Pulls at random from every member; a member may refuse, but must not be wrong."""
 
     def __init__(self, large):
         super().__init__(daemon=True)
@@ -302,12 +302,12 @@ def wait_verified(members):
         assert metrics("last_verification_timestamp_seconds") > now_ms / 1000
 
 
-def test_a_wiped_follower_gets_a_whole_copy_behind_a_damaged_leader(members):
+def test_a_wiped_follower_of_a_damaged_leader_gets_a_whole_copy(members):
     large = Large(members)
     large.fill()
     members.wait_settled()
     leader = members.wait_in_sync(2)
-    wiped = next(one for one in members.members.values() if one is not leader)
+    wiped = next(member for member in members.members.values() if member is not leader)
     wiped.kill()
     shutil.rmtree(data_of(wiped))
     flips = flip_bits(leader, random.Random(4))
@@ -332,7 +332,7 @@ def empty(path):
 
 
 @pytest.mark.soak
-def test_a_closed_file_that_is_lost_costs_nothing(members):
+def test_a_lost_or_truncated_log_file_costs_no_message(members):
     """The directories of a follower and of the leader are damaged while all members are down."""
     large = Large(members)
     large.fill()

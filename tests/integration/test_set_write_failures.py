@@ -88,7 +88,7 @@ def running(kind, folder, etcd):
 
 
 @pytest.mark.parametrize("kind", some_of(DISKS, [Broken, DISKS[-1]]))
-def test_a_leader_that_cannot_write_gives_way_and_comes_back_when_it_can(kind, tmp_path, etcd):
+def test_a_leader_that_cannot_write_steps_down_and_rejoins_once_it_can(kind, tmp_path, etcd):
     with running(kind, tmp_path, etcd) as (members, disks):
         with traffic(members, pause_s=0.02) as clients:
             clients.wait_for_more()
@@ -107,14 +107,14 @@ def test_a_leader_that_cannot_write_gives_way_and_comes_back_when_it_can(kind, t
 
 
 @pytest.mark.parametrize("kind", some_of(LASTING, [Broken]))
-def test_a_member_that_cannot_write_leaves_the_lead_to_others(kind, tmp_path, etcd):
-    """It is started first, and has everything that was acknowledged."""
+def test_a_member_that_cannot_write_does_not_lead(kind, tmp_path, etcd):
+    """The member starts first, and has everything that was acknowledged."""
     with running(kind, tmp_path, etcd) as (members, disks):
         with traffic(members, pause_s=0.02) as clients:
             clients.wait_for_more()
             leader = members.wait_in_sync(2)
             failing, other = (one for one in members.members.values() if one is not leader)
-            # The leader first: it would note that the others are not in sync any more.
+            # The leader first: otherwise it would note that the others are no longer in sync.
             for member in (leader, failing, other):
                 member.kill()
             members.until(lambda: members.leader() is None, "the name server forgets nobody")
@@ -133,9 +133,7 @@ def test_a_member_that_cannot_write_leaves_the_lead_to_others(kind, tmp_path, et
 
 
 @pytest.mark.parametrize("kind", only_in_soak(*DISKS))
-def test_what_only_a_member_has_that_cannot_write_is_copied_before_another_leads(
-    kind, tmp_path, etcd
-):
+def test_messages_only_on_a_failing_leader_are_copied_before_another_leads(kind, tmp_path, etcd):
     with running(kind, tmp_path, etcd) as (members, disks):
         with traffic(members, pause_s=0.02) as clients:
             clients.wait_for_more()

@@ -70,7 +70,7 @@ def test_unread_answers_of_all_peers_share_one_budget():
         ask = commands.encode(QUICK, 1)
 
         async def leave_unread(writer, is_enough):
-            # One by one: the sockets take the first answers, and the rest must not come at once.
+            # One by one: the sockets buffer the first answers, and the rest must not come at once.
             writer.transport.pause_reading()
             while not is_enough():
                 expected = len(served) + 1
@@ -85,7 +85,7 @@ def test_unread_answers_of_all_peers_share_one_budget():
     listening(scenario, {QUICK: serve})
 
 
-def test_many_slow_requests_of_one_read_let_others_have_their_turn(monkeypatch):
+def test_slow_requests_of_one_client_do_not_starve_the_others(monkeypatch):
     monkeypatch.setattr(module, "TURN_S", 0.0)
     served = []
 
@@ -108,7 +108,7 @@ def test_many_slow_requests_of_one_read_let_others_have_their_turn(monkeypatch):
 
 
 def test_a_request_that_takes_two_turns_waits_for_one_part_of_a_long_read(monkeypatch):
-    """As a send: it is served in one turn, and its record is written in the next."""
+    """A send is like this: it is served in one turn, and its record is written in the next."""
     monkeypatch.setattr(module, "TURN_S", 0.0)
     served, others = [], []
 

@@ -1,4 +1,4 @@
-"""Metrics and health of the processes beside brokers: a name server alone, and a console."""
+"""Metrics and health of processes other than brokers: a lone name server, and a console."""
 
 import contextlib
 import json
@@ -29,9 +29,9 @@ def address_in(line):
     return re.search(r"metrics http://(\S+)/metrics", line)[1]
 
 
-def names_of(table, prefix, found):
+def names_of(table, prefix, series):
     """The metrics of a table that a page has."""
-    bases = {re.sub("_(bucket|count|sum)$", "", name) for name, *_ in found}
+    bases = {re.sub("_(bucket|count|sum)$", "", name) for name, *_ in series}
     return {name for name in table if prefix + name in bases}
 
 
@@ -58,11 +58,11 @@ def test_a_name_server_shows_its_brokers_topics_and_requests(name_server):
     assert read(http, "/health/live") == (200, "alive\n")
     assert read(http, "/health/ready") == (200, "ready\n")
     assert json.loads(read(http, "/info")[1])["address"] == names
-    found = samples(read(http, "/metrics")[1])
-    assert found["txmq_names_requests_total", "GET_ROUTEINFO_BY_TOPIC"] == 1
-    assert found["txmq_names_requests_total", "REGISTER_BROKER"] == 1
-    assert ("txmq_names_connections",) in found
-    everything = names_of(name_metrics.ROWS, name_metrics.PREFIX, found)
+    series = samples(read(http, "/metrics")[1])
+    assert series["txmq_names_requests_total", "GET_ROUTEINFO_BY_TOPIC"] == 1
+    assert series["txmq_names_requests_total", "REGISTER_BROKER"] == 1
+    assert ("txmq_names_connections",) in series
+    everything = names_of(name_metrics.ROWS, name_metrics.PREFIX, series)
     assert everything >= name_metrics.ROWS.keys() - {"brokers"}
 
 
@@ -80,38 +80,38 @@ def test_a_console_counts_pages_log_ins_and_streams():
         visitor.event("/topics", "other")
         visitor.post("/login", access_key="nobody-1", secret_key="a-long-secret")
 
-        found = samples(read(http, "/metrics")[1])
+        series = samples(read(http, "/metrics")[1])
         count = "txmq_console_requests_total"
-        assert found[count, "/topics", "200", "GET"] == 2
-        assert found[count, "404", "GET", "other"] == 1
-        assert found["txmq_console_request_duration_seconds_count", "/topics"] == 2
-        assert ("txmq_console_request_duration_seconds_count", "/live") not in found
-        assert found["txmq_console_sessions",] == 1
-        assert found["txmq_console_log_ins_total", "refused"] == 1
-        assert found["txmq_console_stream_renderings_total",] == 1
-        assert found["txmq_console_brokers", "reachable"] == 1
-        assert "xxx" not in str(found)
-        everything = names_of(console_metrics.ROWS, console_metrics.PREFIX, found)
+        assert series[count, "/topics", "200", "GET"] == 2
+        assert series[count, "404", "GET", "other"] == 1
+        assert series["txmq_console_request_duration_seconds_count", "/topics"] == 2
+        assert ("txmq_console_request_duration_seconds_count", "/live") not in series
+        assert series["txmq_console_sessions",] == 1
+        assert series["txmq_console_log_ins_total", "refused"] == 1
+        assert series["txmq_console_stream_renderings_total",] == 1
+        assert series["txmq_console_brokers", "reachable"] == 1
+        assert "xxx" not in str(series)
+        everything = names_of(console_metrics.ROWS, console_metrics.PREFIX, series)
         assert everything == console_metrics.ROWS.keys()
         assert json.loads(read(http, "/info")[1])["names"] == broker.names
         assert read(http, "/health/ready") == (200, "ready\n")
         assert visitor.get("/metrics").status_code == 404, "browsers cannot read them"
 
 
-def test_a_console_without_a_cluster_is_alive_and_not_ready():
+def test_a_console_without_a_cluster_is_alive_but_not_ready():
     with ConsoleProcess(f"127.0.0.1:{free_port()}", "--http", "127.0.0.1:0") as console:
         http = address_in(console.ready)
         assert read(http, "/health/live")[0] == 200
         status, text = read(http, "/health/ready")
         assert (status, "no name server answers" in text) == (503, True)
-        found = samples(read(http, "/metrics")[1])
-        assert found["txmq_console_name_server_reachable",] == 0
-        assert not any(name == "txmq_console_brokers" for name, *_ in found)
+        series = samples(read(http, "/metrics")[1])
+        assert series["txmq_console_name_server_reachable",] == 0
+        assert not any(name == "txmq_console_brokers" for name, *_ in series)
         assert console.stop() == ""
 
 
 @pytest.mark.parametrize("command", ["names", "console"])
-def test_a_taken_address_ends_the_start_with_one_line(tmp_path, name_server, command):
+def test_a_taken_metrics_address_fails_the_start_and_is_named(tmp_path, name_server, command):
     _, taken = name_server
     process = started(command, "--listen", "127.0.0.1:0", "--http", taken, cwd=tmp_path)
     with contextlib.closing(process.stdout):

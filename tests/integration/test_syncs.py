@@ -1,4 +1,4 @@
-"""The syncs of a disk: by the kernel where it can, and by a thread."""
+"""The syncs of a disk: by the kernel if it can, otherwise by a thread."""
 
 import asyncio
 import gc
@@ -34,7 +34,7 @@ def _threads():
 
 
 @run_by(run)
-async def test_who_awaits_a_sync_gets_its_failure_and_the_next_one_works(tmp_path):
+async def test_a_failed_sync_raises_and_the_next_one_works(tmp_path):
     disk = LocalDisk(tmp_path)
     with pytest.raises(OSError, match="no"):
         await disk.sync_soon([_Refused()])
@@ -61,7 +61,7 @@ async def test_a_sync_does_not_wait_for_other_work_that_hangs(tmp_path):
     assert names == ["txmq-disk"] * 2
 
 
-def test_the_kernel_syncs_one_after_the_other_and_reports_a_failure(tmp_path):
+def test_kernel_syncs_finish_in_order_and_report_failures(tmp_path):
     if not sys.platform.startswith("linux"):
         pytest.skip("only Linux has such syncs")
 
@@ -89,7 +89,7 @@ def test_the_kernel_syncs_one_after_the_other_and_reports_a_failure(tmp_path):
 
 
 @pytest.mark.parametrize("refused", ["setup", "submit"])
-def test_the_thread_syncs_where_the_kernel_refuses(tmp_path, monkeypatch, refused):
+def test_a_thread_does_the_syncs_when_the_kernel_refuses(tmp_path, monkeypatch, refused):
     machine = platform.machine()
     numbers = kernel_sync._NUMBERS.get(machine)
     if numbers is None:
@@ -108,7 +108,7 @@ def test_the_thread_syncs_where_the_kernel_refuses(tmp_path, monkeypatch, refuse
     run(scenario)
 
 
-def test_a_disk_that_two_loops_use_syncs_for_both_and_frees_what_it_opened(tmp_path):
+def test_a_disk_used_by_two_loops_syncs_for_both_and_frees_its_descriptors(tmp_path):
     before = _wakers()
 
     def use():
@@ -127,7 +127,7 @@ def test_a_disk_that_two_loops_use_syncs_for_both_and_frees_what_it_opened(tmp_p
 
 
 @run_by(run)
-async def test_the_thread_ends_with_its_disk(tmp_path):
+async def test_the_sync_thread_ends_with_its_disk(tmp_path):
     before = _threads()
     disk = LocalDisk(tmp_path)
     await disk.sync_soon([])

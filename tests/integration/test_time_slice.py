@@ -35,7 +35,7 @@ PROGRAM = textwrap.dedent(
 )
 
 
-def test_a_thread_with_a_short_slice_passes_it_on_and_keeps_its_priority():
+def test_threads_inherit_a_short_time_slice_and_keep_their_priority():
     if platform.system() != "Linux" or platform.machine() not in {"x86_64", "aarch64"}:
         pytest.skip("no time slices are known for this system")
     subprocess.run([sys.executable, "-c", PROGRAM], check=True, timeout=30)

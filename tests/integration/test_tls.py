@@ -89,7 +89,7 @@ def acl(tmp_path):
 
 @pytest.fixture
 def as_(authority, pairs):
-    """The settings of a client with a certificate, and perhaps a signature."""
+    """The settings of a client with a certificate and an optional signature."""
 
     def settings(name, credentials=None):
         certificate, key = pairs.get(name, (None, None))
@@ -112,8 +112,8 @@ class Listener:
 
 
 @run_by(in_loop)
-async def test_a_certificate_is_an_account(tls, acl, as_):
-    """Sends, checks by the broker, pulls and operators, all without a signature or with one."""
+async def test_a_client_certificate_authenticates_an_account(tls, acl, as_):
+    """For sends, checks by the broker, pulls and operators, with and without a signature."""
     back = CheckBackSettings(timeout=0.05, check_interval=0.2)
     bill = Credentials(access_key="the-bill", secret_key="the-bill-secret")
 
@@ -122,7 +122,7 @@ async def test_a_certificate_is_an_account(tls, acl, as_):
             await operator.admin.create_topic("Orders", queues=1)
             await operator.admin.create_topic("Wages", queues=1)
         arrived = []
-        # A signature counts more than the certificate, which may not read.
+        # A signature overrides the certificate, whose account may not read.
         bills = Client(broker.names, as_("web-shop", bill))
 
         @bills.on("Orders", group="billing", settings=FIRST)
@@ -150,7 +150,7 @@ async def test_a_certificate_is_an_account(tls, acl, as_):
 def test_certificates_are_replaced_under_load_without_a_failed_send(
     authority, as_, tls, tmp_path, caplog
 ):
-    """The old connections live on, new ones see the new certificate, a broken one changes nothing.
+    """Old connections live on, new ones see the new certificate, and a broken key changes nothing.
 
     As `docs/howto/tls.md` says, the key comes last: until then the pair does not match.
     """
@@ -223,7 +223,7 @@ def _serial(context, host, port):
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 @run_by(in_loop)
-async def test_another_implementation_speaks_with_the_port(authority, tls, pairs, version):
+async def test_a_client_with_another_tls_implementation_is_served(authority, tls, pairs, version):
     """Frames in one record and in many, through asyncio's own TLS."""
     context = authority.context(pairs["web-shop"])
     context.minimum_version = context.maximum_version = version
@@ -242,7 +242,7 @@ async def test_another_implementation_speaks_with_the_port(authority, tls, pairs
         await writer.wait_closed()
 
 
-def test_a_name_server_elsewhere_wants_a_certificate_of_the_broker(
+def test_a_broker_presents_its_certificate_to_a_separate_name_server(
     authority, tls, pairs, as_, monkeypatch
 ):
     """The broker, every client and the commands take their certificate from the environment."""
@@ -276,7 +276,7 @@ def test_a_name_server_elsewhere_wants_a_certificate_of_the_broker(
 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes of files")
-def test_files_that_cannot_be_used_stop_the_start(tls, pairs, tmp_path, authority):
+def test_unusable_certificate_files_are_refused_with_the_reason(tls, pairs, tmp_path, authority):
     certificate, key = pairs["server"]
     open_key, locked = tmp_path / "open.key", tmp_path / "locked.key"
     open_key.write_bytes(key.read_bytes())
@@ -318,5 +318,5 @@ def test_files_that_cannot_be_used_stop_the_start(tls, pairs, tmp_path, authorit
 )
 def test_a_subject_is_written_as_openssl_writes_it(authority, subject, written, common_name):
     certificate, _ = authority.issue("subject", subject)
-    found = subject_of(ssl._ssl._test_decode_cert(str(certificate)))
-    assert (found.text, found.common_name) == (written, common_name)
+    parsed = subject_of(ssl._ssl._test_decode_cert(str(certificate)))
+    assert (parsed.text, parsed.common_name) == (written, common_name)

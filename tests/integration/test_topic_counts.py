@@ -1,4 +1,4 @@
-"""The number of topics and of dead letters, as the console's overview asks for it."""
+"""The numbers of topics and dead letters that the console's overview shows."""
 
 from tests.running import in_loop, run_by
 from txmq import Message

@@ -15,7 +15,7 @@ from txmq import Message
 from txmq.client import Admin, Session
 
 PATIENCE_S = 30
-# What fails comes again after the third level.
+# A failed message comes again after the third level.
 SETTINGS = ("filter.sql=true", "delay.levels=1s 1s 1s")
 RESULT = re.compile(
     r"SendResult\(status=<SendStatus\.(?P<status>\w+): \d+>, "
@@ -42,7 +42,7 @@ def broker(tmp_path):
 
 @pytest.fixture(scope="module")
 def busy_broker(tmp_path_factory):
-    """One for all who do not count what it has."""
+    """A shared broker for tests that do not count its messages."""
     running = BrokerProcess(tmp_path_factory.mktemp("busy-broker"), settings=SETTINGS)
     running.start()
     asyncio.run(send(running, b"text", topics=TOPICS))
@@ -51,7 +51,7 @@ def busy_broker(tmp_path_factory):
 
 
 class Program:
-    """A program of the tour that is running; its lines can be waited for."""
+    """A running program of the tour, whose lines a test can wait for."""
 
     def __init__(self, name, broker, *more):
         self.name = name
@@ -120,34 +120,34 @@ class Program:
 
 
 def lines_of(name, broker, *more):
-    """What a program prints that ends by itself, without a word of complaint."""
+    """The lines of a program that ends by itself and prints no error."""
     with Program(name, broker, *more) as program:
         assert (program.ended(), program.errors) == (0, ""), program.lines
         return program.lines
 
 
 def results_in(lines):
-    found = [RESULT.search(line) for line in lines]
-    assert all(found), lines
-    assert {each["status"] for each in found} == {"OK"}
+    matches = [RESULT.search(line) for line in lines]
+    assert all(matches), lines
+    assert {match["status"] for match in matches} == {"OK"}
     return [
-        Stored(each["topic"], int(each["number"]), int(each["offset"]), each["id"])
-        for each in found
+        Stored(match["topic"], int(match["number"]), int(match["offset"]), match["id"])
+        for match in matches
     ]
 
 
 def records_of(broker, topic, queues):
     """Everything that is stored, in the order of each queue."""
-    found = {}
+    records = {}
     for number in range(queues):
-        found[number] = []
-        while (offset := len(found[number])) < broker.max_offset(topic, number):
-            found[number] += broker.records(topic, number, offset)
-    return found
+        records[number] = []
+        while (offset := len(records[number])) < broker.max_offset(topic, number):
+            records[number] += broker.records(topic, number, offset)
+    return records
 
 
 def sorted_bodies(records):
-    return sorted(each.body.decode() for queue in records.values() for each in queue)
+    return sorted(record.body.decode() for queue in records.values() for record in queue)
 
 
 def messages_in(lines):
@@ -162,10 +162,10 @@ def numbered(text, count):
 # Producers
 
 
-def test_the_sync_producer_gets_a_result_for_each_of_its_messages(broker):
+def test_the_sync_producer_prints_a_result_for_each_message(broker):
     results = results_in(lines_of("sync_producer", broker))
 
-    assert len({each.id for each in results}) == 100
+    assert len({sent.id for sent in results}) == 100
     records = records_of(broker, "testTopic", 4)
     assert sorted_bodies(records) == numbered("Hi,RocketMQ Test", 100)
     for at, result in enumerate(results):
@@ -184,14 +184,14 @@ def test_the_async_producer_makes_two_queues_and_waits_for_all_answers(broker):
     assert {each.tags for queue in records.values() for each in queue} == {"testAsyncTag"}
 
 
-def test_the_oneway_producer_says_nothing_and_loses_nothing_here(broker):
+def test_the_oneway_producer_prints_no_results_and_loses_nothing(broker):
     assert lines_of("oneway_producer", broker) == ["producer shutdown"]
 
     records = records_of(broker, "single", 4)
     assert sorted_bodies(records) == numbered("Hi,RocketMQ Oneway Test", 100)
 
 
-def test_the_ordered_producer_keeps_to_the_queue_of_each_order(broker):
+def test_the_ordered_producer_sends_each_order_to_its_own_queue(broker):
     broker.txmq("topic", "create", "testTopic", "--queues", "3")
 
     results = results_in(lines_of("ordered_producer", broker))
@@ -202,15 +202,15 @@ def test_the_ordered_producer_keeps_to_the_queue_of_each_order(broker):
         assert orders == list(range(number, 100, 3))
 
 
-def test_the_batch_producer_needs_one_request_for_what_one_request_holds(broker):
+def test_the_batch_producer_sends_all_messages_as_one_batch(broker):
     results = results_in(lines_of("batch_producer", broker))
 
-    assert len({each.number for each in results}) == 1
-    assert [each.offset for each in results] == list(range(100))
+    assert len({result.number for result in results}) == 1
+    assert [result.offset for result in results] == list(range(100))
     assert sorted_bodies(records_of(broker, "TopicA", 4)) == numbered("Hi, Ordered Msg", 100)
 
 
-def test_a_producer_without_a_broker_says_so_in_one_line(tmp_path):
+def test_a_producer_without_a_broker_fails_with_one_line(tmp_path):
     nowhere = BrokerProcess(tmp_path)
 
     with Program("sync_producer", nowhere) as program:
@@ -235,7 +235,7 @@ def test_the_normal_consumer_prints_every_message_from_the_first_on(broker):
     assert broker.all_committed("cg", "testTopic", 4)
 
 
-def test_the_batch_consumer_is_given_up_to_ten_at_once(broker):
+def test_the_batch_consumer_receives_up_to_ten_messages_at_once(broker):
     lines_of("batch_producer", broker)
 
     lines = lines_of("batch_consumer", broker, "--count", "100")
@@ -247,7 +247,7 @@ def test_the_batch_consumer_is_given_up_to_ten_at_once(broker):
     assert broker.all_committed("cg-batch", "TopicA", 4)
 
 
-def test_the_tag_consumer_is_given_two_tags_of_three(broker):
+def test_the_tag_consumer_receives_two_of_the_three_tags(broker):
     results = results_in(lines_of("filter_by_tag_producer", broker))
     assert len(results) == 10
 
@@ -256,10 +256,10 @@ def test_the_tag_consumer_is_given_two_tags_of_three(broker):
     messages = sorted((body, tag) for body, tag, _ in messages_in(lines))
     tags = ["myTagA", "myTagB", "myTagC"]
     sent = [(f"Hi Filter Tag Msg {number}", tags[number % 3]) for number in range(10)]
-    assert messages == sorted(each for each in sent if each[1] != "myTagC")
+    assert messages == sorted(message for message in sent if message[1] != "myTagC")
 
 
-def test_the_sql_consumer_is_given_the_ages_it_asked_for(broker):
+def test_the_sql_consumer_receives_only_the_ages_it_asked_for(broker):
     for producer in ("filter_by_tag_producer", "filter_by_sql_producer"):
         assert len(results_in(lines_of(producer, broker))) == 10
 
@@ -269,7 +269,7 @@ def test_the_sql_consumer_is_given_the_ages_it_asked_for(broker):
     assert messages == [(f"Hi Filter SQL Msg {number}", "myTag") for number in range(7)]
 
 
-def test_the_sql_consumer_says_what_a_broker_has_to_be_told(tmp_path):
+def test_the_sql_consumer_names_the_setting_its_broker_lacks(tmp_path):
     plain = BrokerProcess(tmp_path / "plain")
     plain.start()
     try:
@@ -285,16 +285,16 @@ def test_the_sql_consumer_says_what_a_broker_has_to_be_told(tmp_path):
 WAITED = re.compile(r"consumed at \d\d:\d\d, (\d+\.\d+) s after it was sent: ")
 
 
-def test_the_delay_consumer_gets_nothing_too_early(tmp_path):
+def test_the_delay_consumer_receives_no_message_early(tmp_path):
     patient = BrokerProcess(tmp_path / "patient", settings=("delay.levels=1s 1s 2s",))
     patient.start()
     try:
         results = results_in(lines_of("delay_producer", patient))
-        assert len({each.id for each in results}) == 100
+        assert len({result.id for result in results}) == 100
 
         lines = lines_of("delay_consumer", patient, "--count", "100")
 
-        waited = [float(found[1]) for line in lines if (found := WAITED.search(line))]
+        waited = [float(match[1]) for line in lines if (match := WAITED.search(line))]
         assert len(waited) == 100
         assert min(waited) >= 2.0
         messages = [(body, tag) for body, tag, _ in messages_in(lines)]
@@ -304,7 +304,7 @@ def test_the_delay_consumer_gets_nothing_too_early(tmp_path):
         patient.close()
 
 
-def test_the_transaction_programs_show_what_was_committed_and_nothing_else(tmp_path):
+def test_the_transaction_consumer_receives_only_committed_messages(tmp_path):
     hurried = BrokerProcess(tmp_path / "hurried", settings=("transaction.timeout=1s",))
     hurried.start()
     try:
@@ -331,7 +331,7 @@ def test_the_transaction_programs_show_what_was_committed_and_nothing_else(tmp_p
 
 
 async def send(broker, *bodies, topics=("TOPIC_TEST",)):
-    """What the pulling programs read; their Java originals bring no producer."""
+    """Send what the pulling programs read; their Java originals have no producer."""
     async with Session(broker.names) as session:
         for topic in topics:
             for body in bodies:
@@ -341,7 +341,7 @@ async def send(broker, *bodies, topics=("TOPIC_TEST",)):
 @pytest.fixture
 def texts(broker):
     bodies = [f"text {number}" for number in range(3)]
-    asyncio.run(send(broker, *[each.encode() for each in bodies]))
+    asyncio.run(send(broker, *[body.encode() for body in bodies]))
     return bodies
 
 
@@ -354,14 +354,14 @@ def test_pulling_by_hand_prints_the_bodies(broker, texts):
     assert lines[-1] == "consumer stopped"
 
 
-def test_the_scheduled_pull_prints_the_bodies_and_saves_where_it_is(broker, texts):
+def test_the_scheduled_pull_prints_the_bodies_and_saves_its_offsets(broker, texts):
     lines = lines_of("scheduled_pull", broker, "--count", "3")
 
     assert sorted(lines) == ["consumer started", *texts]
     assert broker.all_committed("schedule_consumer", "TOPIC_TEST", 4)
 
 
-def test_the_push_consumer_has_what_is_no_text_come_again(broker, texts):
+def test_the_push_consumer_retries_a_body_that_is_not_text(broker, texts):
     with Program("push_consumer", broker) as program:
         program.until(lambda lines: sum("consumed" in line for line in lines) == len(texts))
         asyncio.run(send(broker, b"\xff\xfe"))
@@ -389,20 +389,20 @@ CONSUMERS = (
 
 
 @pytest.mark.parametrize("name", CONSUMERS)
-def test_ctrl_c_ends_a_consumer_well(busy_broker, name):
+def test_ctrl_c_stops_a_consumer_cleanly(busy_broker, name):
     with Program(name, busy_broker) as program:
         program.until(bool)
         program.interrupt()
 
-        said = "stopping; press Ctrl-C again to end at once\n"
-        assert (program.ended(), program.errors) == (0, said)
+        farewell = "stopping; press Ctrl-C again to end at once\n"
+        assert (program.ended(), program.errors) == (0, farewell)
 
 
 # All of them
 
 
 @pytest.mark.timeout(90)
-def test_the_whole_tour_misses_nothing():
+def test_the_whole_tour_loses_no_message():
     done = subprocess.run(
         [sys.executable, "-m", "examples.rocketmq_tour"],
         capture_output=True,

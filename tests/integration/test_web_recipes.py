@@ -60,13 +60,13 @@ CREATE CONSTRAINT TRIGGER die AFTER INSERT ON transfer DEFERRABLE INITIALLY DEFE
 
 
 class Bank:
-    """The database, looked at from aside."""
+    """The database, as an outside observer sees it."""
 
     def __init__(self, url):
         self.url = make_url(url)
         self._engine = create_engine(self.url)
-        for each in (*TABLES, "INSERT INTO account VALUES ('A', 100)"):
-            self.order(each)
+        for statement in (*TABLES, "INSERT INTO account VALUES ('A', 100)"):
+            self.order(statement)
         create_fence(self._engine, "txmq_fence", None)
 
     def order(self, statement):
@@ -76,12 +76,12 @@ class Bank:
 
     @property
     def balance(self):
-        ((found,),) = self.order("SELECT balance FROM account")
-        return found
+        ((balance,),) = self.order("SELECT balance FROM account")
+        return balance
 
     @property
     def booked(self):
-        return sorted(each for (each,) in self.order("SELECT id FROM transfer"))
+        return sorted(transfer_id for (transfer_id,) in self.order("SELECT id FROM transfer"))
 
     def of(self, driver):
         return self.url.set(drivername=driver).render_as_string(hide_password=False)
@@ -92,26 +92,26 @@ class Bank:
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def bank(request, tmp_path):
-    """An account with a hundred."""
+    """A bank with an account that holds 100."""
     with contextlib.ExitStack() as stack:
         if request.param == "sqlite":
             url = f"sqlite:///{tmp_path}/bank.db"
         else:
             url = stack.enter_context(request.getfixturevalue("postgres").database())
-        found = Bank(url)
-        yield found
-        found.close()
+        opened = Bank(url)
+        yield opened
+        opened.close()
 
 
 @pytest.fixture
 def broker():
-    """One that asks soon."""
+    """A broker that checks soon."""
     with BrokerThread(SOON) as running:
         yield running
 
 
 class Awaited:
-    """A client of asyncio, and what it asks, in a loop of their own."""
+    """An asyncio client whose requests run in a loop of their own."""
 
     def __init__(self, app, background):
         self._background = background
@@ -189,8 +189,8 @@ def django_site(bank, names):
         with httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
             yield client
         process.send_signal(signal.SIGINT)
-        said, complaint = process.communicate()
-        assert (process.returncode, said, complaint) == (0, "", "")
+        output, complaint = process.communicate()
+        assert (process.returncode, output, complaint) == (0, "", "")
     finally:
         guard.cancel()
         process.kill()
@@ -202,7 +202,7 @@ SITES = {"fastapi": fastapi_site, "flask": flask_site, "django": django_site}
 
 @pytest.fixture(params=FRAMEWORKS)
 def site(request, bank, broker):
-    """The program of one framework, open for requests."""
+    """The program of one framework, ready for requests."""
     with SITES[request.param](bank, broker.names) as client:
         yield client
 
@@ -213,7 +213,7 @@ def ask(site, name, amount, payer="A"):
 
 
 def visible(broker):
-    """The keys of what consumers see, once nothing is open any more."""
+    """The keys of the messages that consumers see, once no transaction is open."""
     with blocking.Client(broker.names) as client:
         while client.admin.transactions():
             threading.Event().wait(0.02)
@@ -221,8 +221,8 @@ def visible(broker):
             return sorted(
                 key
                 for queue in client.admin.route("transfer").readable
-                for each in client.admin.pull(queue, 0).messages
-                for key in each.keys
+                for message in client.admin.pull(queue, 0).messages
+                for key in message.keys
             )
     return []
 
@@ -242,7 +242,7 @@ def test_a_transfer_is_booked_or_refused_on_both_sides(site, bank, broker):
     assert visible(broker) == ["t-1"]
 
 
-def test_asked_several_times_at_once_it_is_booked_once(site, bank, broker):
+def test_simultaneous_requests_for_one_transfer_book_it_once(site, bank, broker):
     with concurrent.futures.ThreadPoolExecutor(4) as threads:
         answers = list(threads.map(lambda _: ask(site, "t-1", 10), range(8)))
 
@@ -254,8 +254,8 @@ def test_asked_several_times_at_once_it_is_booked_once(site, bank, broker):
 
 @pytest.mark.fault("P5")
 @pytest.mark.parametrize("bank", ["postgres"], indirect=True)
-def test_an_answer_that_is_lost_at_the_commit_is_no_error(site, bank, broker):
-    """The server dies in the middle of a COMMIT; the caller asks again and finds out."""
+def test_a_commit_without_an_answer_is_settled_by_asking_again(site, bank, broker):
+    """The server dies in the middle of a COMMIT; the caller asks again and learns the outcome."""
     bank.order(KILL_AT_COMMIT)
 
     status, body = ask(site, "t-1", 10)
@@ -269,7 +269,7 @@ def test_an_answer_that_is_lost_at_the_commit_is_no_error(site, bank, broker):
 
 @pytest.mark.parametrize("bank", ["postgres"], indirect=True)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_without_a_broker_nothing_is_booked(framework, bank):
+def test_nothing_is_booked_without_a_broker(framework, bank):
     with contextlib.ExitStack() as stack:
         with BrokerThread(SOON) as broker:
             site = stack.enter_context(SITES[framework](bank, broker.names))
@@ -280,7 +280,7 @@ def test_without_a_broker_nothing_is_booked(framework, bank):
         assert (bank.balance, bank.booked) == (90, ["t-1"])
 
 
-def test_the_page_shows_the_programs():
+def test_the_page_shows_code_of_the_example_programs():
     programs = "".join(each.read_text() for each in (ROOT / "examples/web").glob("*.py"))
     shown = re.findall(r"```py\n(.*?)```", PAGE.read_text(), re.DOTALL)
 

@@ -1,4 +1,4 @@
-"""The wheel, installed beside modules of a user's own that have the names of our folders."""
+"""The wheel, installed next to a user's modules that share names with our folders."""
 
 import os
 import subprocess
@@ -43,7 +43,7 @@ def users_environment(site, tmp_path):
     return {**environment(), "PYTHONPATH": os.pathsep.join([str(tmp_path), str(site)])}
 
 
-def test_the_wheel_holds_two_packages(site):
+def test_the_wheel_holds_exactly_two_packages(site):
     assert {path.name for path in site.iterdir() if not path.name.endswith(".dist-info")} == {
         "txmq",
         "txmq_broker",

@@ -1,4 +1,4 @@
-"""Addresses at which no etcd answers: what the coordinator and the start of a member say."""
+"""Addresses without an etcd: what the coordinator and the start of a member report."""
 
 import asyncio
 import base64
@@ -53,7 +53,7 @@ def etcd():
 
 @asynccontextmanager
 async def answering(answer):
-    """The port of a server that answers every request the same; ``None`` is silence."""
+    """The port of a server that gives every request the same answer; ``None`` is silence."""
     over = asyncio.Event()
 
     async def serve(reader, writer):
@@ -77,7 +77,7 @@ def coordinator(*ports):
 
 @pytest.mark.parametrize("kind", ANSWERS)
 @run_by(in_loop)
-async def test_what_is_not_etcd_is_named_with_its_address(kind):
+async def test_an_endpoint_that_is_not_etcd_is_named_with_its_address(kind):
     answer, text = ANSWERS[kind]
 
     async with answering(answer) as port:
@@ -87,7 +87,7 @@ async def test_what_is_not_etcd_is_named_with_its_address(kind):
 
 
 @run_by(in_loop)
-async def test_silence_ends_with_the_time_limit():
+async def test_a_silent_endpoint_times_out():
     async with answering(None) as port:
         text = f"etcd at 127.0.0.1:{port} did not answer within {TIMEOUT_S:g} s"
         with pytest.raises(RequestTimeout, match=re.escape(text)):
@@ -96,7 +96,7 @@ async def test_silence_ends_with_the_time_limit():
 
 @pytest.mark.parametrize("answer", [None, ANSWERS["without quorum"][0]])
 @run_by(in_loop)
-async def test_an_endpoint_that_fails_leaves_the_next_request_to_another(etcd, answer):
+async def test_the_request_after_a_failed_endpoint_goes_to_another(etcd, answer):
     async with answering(answer) as port:
         store = coordinator(port, etcd.port)
         assert (await store.view()).epoch == 0
@@ -109,7 +109,7 @@ async def test_an_endpoint_that_fails_leaves_the_next_request_to_another(etcd, a
 
 @pytest.mark.parametrize("key", ["state", "leader"])
 @run_by(in_loop)
-async def test_a_key_that_somebody_else_wrote_is_named(etcd, key):
+async def test_an_etcd_key_that_no_member_wrote_is_named(etcd, key):
     store = EtcdCoordinator([("127.0.0.1", etcd.port)], f"a/foreign {key}")
     path = f"/txmq/sets/a/foreign {key}/{key}"
     pair = [base64.b64encode(part).decode() for part in (path.encode(), b"[7]")]
@@ -119,7 +119,7 @@ async def test_a_key_that_somebody_else_wrote_is_named(etcd, key):
 
 
 @run_by(in_loop)
-async def test_a_leader_with_a_short_lease_goes_on_when_an_endpoint_hangs(etcd):
+async def test_a_leader_with_a_short_lease_survives_a_hanging_endpoint(etcd):
     with CutProxy(etcd.port) as proxy:
         ports = (proxy.port, etcd.port)
         store = EtcdCoordinator([("127.0.0.1", port) for port in ports], "a/short lease")
@@ -157,7 +157,7 @@ def start(folder, address):
 @pytest.mark.parametrize(
     "address", ["http://127.0.0.1:2379", "127.0.0.1:2379", "etcd://h1", "etcd://h1:x", "etcd://"]
 )
-def test_an_address_that_is_none_is_a_wrong_setting(tmp_path, address):
+def test_a_malformed_coordinator_address_is_refused(tmp_path, address):
     line = (
         f"txmq: replication.coordinator cannot be '{address}'; it takes etcd://HOST:PORT, or "
         "etcds:// for TLS, and further addresses of the same etcd after commas"
@@ -184,9 +184,9 @@ def test_a_start_without_etcd_says_where_it_looked(tmp_path):
     ],
 )
 @run_by(in_loop)
-async def test_a_start_with_something_else_names_it(tmp_path, answer, text):
+async def test_a_member_start_names_a_coordinator_that_is_not_etcd(tmp_path, answer, text):
     async with answering(answer) as port:
         address = f"127.0.0.1:{port}"
         code, line = await asyncio.to_thread(start, tmp_path, f"etcd://{address}")
-        said = f"cannot start: the set has no coordinator: {text.format(address)}"
-        assert (code, line) == (1, f"txmq: {said}")
+        message = f"cannot start: the set has no coordinator: {text.format(address)}"
+        assert (code, line) == (1, f"txmq: {message}")

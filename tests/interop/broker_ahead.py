@@ -16,7 +16,7 @@ STEP_S = 61.0
 
 
 class ClockAhead(SystemClock):
-    """The machine's clocks, the monotonic one set ahead as often as somebody asks for it."""
+    """The machine's clocks, with a monotonic one that can be set ahead."""
 
     def __init__(self):
         self._ahead = 0.0

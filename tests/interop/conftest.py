@@ -49,7 +49,7 @@ def shared_senders(shared_broker, tmp_path_factory):
 
 @pytest.fixture
 def stage(shared_broker, shared_senders, together, tmp_path, request):
-    """A stage on the broker that all tests share; names keep them apart. Plays go on beside."""
+    """A stage on the broker that all tests share; names keep them apart. Plays run in parallel."""
     stage = Stage(shared_broker, tmp_path, request.node.name, shared_senders)
     yield stage
     stage.close()
@@ -60,8 +60,8 @@ def together(request, shared_broker, tmp_path_factory):
     """All plays of the tests that will run, begun with the first test that has a stage."""
     running = Together(shared_broker, lambda: tmp_path_factory.mktemp("play"))
     chosen = [item.callspec for item in request.session.items if hasattr(item, "callspec")]
-    plays = [each.params.get("play") for each in chosen]
-    plays = [each for each in plays if isinstance(each, Play)]
+    plays = [candidate.params.get("play") for candidate in chosen]
+    plays = [candidate for candidate in plays if isinstance(candidate, Play)]
     # Broker sets are the longest, and then those with a broker of their own.
     for play in sorted(
         plays, key=lambda play: (not isinstance(play.broker, PlaySet), not play.has_own_broker)

@@ -154,8 +154,8 @@ def transact(options):
     except Leave:
         pass
     finally:
-        for each in (producer, plain, *others):
-            each.shutdown()
+        for member in (producer, plain, *others):
+            member.shutdown()
     emit("stopped")
 
 

@@ -163,7 +163,7 @@ class ClientProcess:
         self._wait_for_exit()
 
     def kill(self):
-        """kill -9: it says good-bye to nobody."""
+        """kill -9, without a good-bye."""
         self.leaving = True
         self.process.kill()
         self.process.wait(LEAVE_SECONDS)
@@ -184,7 +184,7 @@ class ClientProcess:
         return self.errors.read_bytes()[-size:].decode(errors="replace")
 
     def close(self):
-        """For teardown: gone, however."""
+        """For teardown: end the process in any case."""
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait(LEAVE_SECONDS)
@@ -195,7 +195,7 @@ class ClientProcess:
 
 
 class TopicSender:
-    """A sender that others use as well, as far as one topic is concerned."""
+    """One topic's view of a sender that several tests share."""
 
     def __init__(self, process, topic):
         self._process = process

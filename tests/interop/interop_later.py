@@ -1,6 +1,5 @@
-"""Owns what tests of messages that come later, or come again, share: who sends, who handles, and
-when each handling must have been.
-
+"""Shared by tests of delayed and repeated messages: senders, consumers, and the time at which each
+handling must have been.
 Processes tell their own time, which is this machine's. A message is stored after it was offered and
 before it was acknowledged, and so is a message that is sent back after its handling began.
 """
@@ -63,7 +62,7 @@ class Exchange:
         return [line for line in self.lines if tags in ("*", line["tags"])]
 
     def wait(self, times=1):
-        """Wait until each group has handled what is for it so often."""
+        """Wait until each group has handled its messages ``times`` times."""
         for consumer in self.consumers:
             keys = names(self.wanted(consumer))
             self.stage.wait(
@@ -77,7 +76,7 @@ class Exchange:
             consumer.leave()
 
     def sent(self, key):
-        """What its sender was told of a message."""
+        """The acknowledgement that the sender of a message received."""
         (event,) = [event for sender in self.senders for event in sender.sent if is_of(event, key)]
         return event
 
@@ -92,7 +91,7 @@ def handlings(consumer, key):
 
 
 def assert_in_time(handled_ms, since_ms, until_ms, wait_ms, what):
-    """It was never early, and not late, for what happened between two moments."""
+    """A message that was sent between two moments was handled neither early nor late."""
     early = since_ms + wait_ms - handled_ms
     assert early <= ROUNDING_MS, f"{what}: {early:.0f} ms too early"
     late = handled_ms - until_ms - wait_ms

@@ -181,7 +181,7 @@ def locked_queues_keep_their_order(stage, sending, consuming, shards):
     them, in order.
     """
     topic, group = stage.topic(), stage.group()
-    members = [stage.consumer(each, topic, group, "--orderly") for each in consuming]
+    members = [stage.consumer(client, topic, group, "--orderly") for client in consuming]
     probing = stage.sender(sending, topic)
     stage.settle(probing, members)
     sender = stage.sender(sending, topic, "send-orderly")
@@ -223,7 +223,7 @@ def tag_expression_selects(stage, sending, consuming):
 def broadcast_reaches_everyone(stage, sending, consuming):
     """Each of two broadcasting members handles every message once."""
     topic, group = stage.topic(), stage.group()
-    members = [stage.consumer(each, topic, group, "--broadcasting") for each in consuming]
+    members = [stage.consumer(client, topic, group, "--broadcasting") for client in consuming]
     sender = stage.sender(sending, topic, pace_ms=20)
     listen_everywhere(stage, sender, members)
 

@@ -56,7 +56,7 @@ def digest(body):
 
 
 def digest_of(line):
-    """What a consumer makes of this message's body."""
+    """The digest that a consumer reports for this message's body."""
     if "body_hex" in line:
         return hashlib.sha256(bytes.fromhex(line["body_hex"])).hexdigest()
     return digest(line["body"])
@@ -181,7 +181,7 @@ class Stage:
         )
 
     def wait_checked(self, sender, keys, times=1):
-        """The checks that a producer had for a message, once there are so many."""
+        """The checks that a producer received for a message, once there are ``times``."""
 
         def checks():
             found = [event for event in sender.checked if event["keys"] == keys]

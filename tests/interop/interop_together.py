@@ -1,6 +1,5 @@
-"""Owns scenarios that mostly wait, for timers inside other people's clients or for messages that
-come later: they are played at the same time, and each test reports how its own went.
-
+"""Scenarios that mostly wait, for timers inside third-party clients or for delayed messages: they
+run at the same time, and each test reports the result of its own.
 The C++ client shares out queues every 10 s, and gives a pull up 30 s after its connection broke.
 Plays that measure times begin when all others are over.
 """
@@ -122,7 +121,7 @@ def restart(sending, consuming, end, *verb):
 
 
 def restarts(client):
-    """Both ways in which it goes, for members of one kind."""
+    """A broker stop and a broker kill, for members of one kind."""
     return [
         pytest.param(restart(client, client, STOP), id="stop"),
         pytest.param(restart(client, client, KILL), id="kill"),
@@ -152,9 +151,11 @@ class Together:
         """Raises what it raised; waits for all that run now, which disturb what is measured."""
         wait(self._going.values())
         if play.is_measured:
-            for each, clients in self._later.items():
+            for measured_play, clients in self._later.items():
                 folder = self._new_folder()
-                self._going[each] = self._measured.submit(self._run, each, clients, folder)
+                self._going[measured_play] = self._measured.submit(
+                    self._run, measured_play, clients, folder
+                )
             self._later.clear()
         self._going[play].result()
 

@@ -73,7 +73,7 @@ def test_a_client_with_the_right_secret_sends_and_consumes(stage, client):
 
 
 @pytest.mark.timeout(60)
-def test_a_client_sends_once_its_account_may(stage, client, acl):
+def test_a_client_can_send_once_its_account_gets_the_permission(stage, client, acl):
     sender = stage.sender(client, "Wages", "send", "--account", SHOP)
     sender.write(letters("w", 1))
     assert is_refused(stage, sender)
@@ -93,7 +93,7 @@ def test_a_client_with_a_wrong_secret_is_refused(stage, client):
 
 
 @pytest.mark.timeout(60)
-def test_a_consumer_without_the_group_gets_nothing(stage, cpp):
+def test_a_consumer_without_permission_for_its_group_gets_nothing(stage, cpp):
     consumer = stage.consumer(cpp, "Orders", "another-group", "--account", BILL)
     wanted = "account the-bill needs SUB of group another-group"
     stage.wait(lambda: wanted in stage.broker.log.read_text(), "a refusal")

@@ -13,7 +13,7 @@ def direction(request, cpp, ons):
 
 
 @pytest.mark.timeout(60)
-def test_what_one_sends_the_other_handles_once(stage, direction):
+def test_messages_from_one_client_are_handled_once_by_the_other(stage, direction):
     sent, handled = scenarios.messages_arrive_once(stage, *direction)
 
     scenarios.positions_agree(sent, handled)
@@ -27,12 +27,12 @@ def test_bodies_of_64_kb_pass_from_one_to_the_other(stage, direction):
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("play", [members("cpp", "cpp", "ons")], indirect=True, ids=str)
-def test_both_share_the_queues_of_one_group(play):
+def test_members_of_both_clients_share_the_queues_of_one_group(play):
     play()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("play", [restart("cpp", "ons", KILL)], indirect=True, ids=str)
-def test_a_kill_between_them_loses_nothing_acknowledged(play):
+def test_a_broker_kill_between_two_clients_loses_no_acknowledged_message(play):
     play()

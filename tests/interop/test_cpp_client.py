@@ -29,7 +29,7 @@ def test_one_way_sends_are_handled_once(stage, cpp):
 
 
 @pytest.mark.timeout(60)
-def test_a_topic_nobody_created_comes_into_being_with_its_first_message(stage, cpp):
+def test_the_first_message_to_a_missing_topic_creates_it(stage, cpp):
     topic, group = f"{stage.name}-new", stage.group()
     sender = stage.sender(cpp, topic)
     lines = stage.send(sender, scenarios.letters("m", 8))
@@ -58,7 +58,7 @@ def test_orderly_members_share_queues_and_keep_the_order(stage, cpp):
 
 @pytest.mark.soak
 @pytest.mark.timeout(60)
-def test_a_tag_expression_selects(stage, cpp):
+def test_a_tag_expression_selects_messages(stage, cpp):
     scenarios.tag_expression_selects(stage, cpp, cpp)
 
 
@@ -71,12 +71,12 @@ def test_broadcasting_reaches_every_member(stage, cpp):
 @pytest.mark.soak
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("play", [members("cpp", "cpp", "cpp")], indirect=True, ids=str)
-def test_a_member_that_joins_and_leaves_costs_no_message_and_doubles_none(play):
+def test_no_message_is_lost_or_repeated_when_a_member_joins_and_leaves(play):
     play()
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("play", restarts("cpp"), indirect=True)
-def test_a_restart_loses_nothing_acknowledged(play):
+def test_a_broker_restart_loses_no_acknowledged_message(play):
     play()

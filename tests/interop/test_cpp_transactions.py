@@ -71,11 +71,11 @@ class Bank:
         )
 
     def half_of(self, told):
-        """What lies in the half topic where the producer was told that its message is."""
+        """The record in the half topic at the offset that the producer was told."""
         return self.broker.records(HALF_TOPIC, 0, told["queue_offset"])[0]
 
     def found(self, told):
-        """What a search by key finds, which must be what one by the unique key finds."""
+        """The records found by key, which must equal those found by the unique key."""
         by_key = self.broker.found_by_key(self.topic, told["keys"])
         unique = {"_UNIQUE_KEY_QUERY": "true"}
         assert self.broker.found_by_key(self.topic, told["msg_id"], **unique) == by_key
@@ -116,7 +116,7 @@ ASKING = PlayBroker(settings=ASKS_SOON, is_shared=True)
 
 
 @played(("cpp",), broker=ASKING)
-def test_a_commit_makes_the_message_seen_once_and_a_rollback_never(stage, cpp):
+def test_a_committed_message_is_seen_once_and_a_rolled_back_one_never(stage, cpp):
     bank = Bank(stage, cpp)
     consumer, producer = bank.consumer(), bank.producer()
 
@@ -134,7 +134,7 @@ def test_a_commit_makes_the_message_seen_once_and_a_rollback_never(stage, cpp):
 
 
 @played(("cpp",), more=(("COMMIT", "COMMITTED"), ("ROLLBACK", "ROLLED_BACK")), broker=ASKING)
-def test_unknown_is_asked_about_until_the_producer_knows(stage, cpp, answer, decision):
+def test_an_unknown_transaction_is_checked_until_the_producer_decides(stage, cpp, answer, decision):
     bank = Bank(stage, cpp)
     consumer, producer = bank.consumer(), bank.producer(f"UNKNOWN,{answer}")
 
@@ -159,7 +159,7 @@ def test_unknown_is_asked_about_until_the_producer_knows(stage, cpp, answer, dec
 
 
 @played(("cpp",), broker=ASKING)
-def test_unknown_to_the_end_is_parked_and_decided_by_hand(stage, cpp):
+def test_a_transaction_unknown_to_the_last_check_is_parked_and_decided_by_hand(stage, cpp):
     bank = Bank(stage, cpp)
     consumer, producer = bank.consumer(), bank.producer()
     kept = bank.send(producer, half("kept", "UNKNOWN", tags="debit"))
@@ -171,8 +171,13 @@ def test_unknown_to_the_end_is_parked_and_decided_by_hand(stage, cpp):
 
     listed = bank.stage.wait(parked, "both transactions to be parked")
 
-    assert [each["transactionId"] for each in listed] == [kept["msg_id"], dropped["msg_id"]]
-    assert {(each["state"], each["checks"]) for each in listed} == {("parked", CHECKS)}
+    assert [transaction["transactionId"] for transaction in listed] == [
+        kept["msg_id"],
+        dropped["msg_id"],
+    ]
+    assert {(transaction["state"], transaction["checks"]) for transaction in listed} == {
+        ("parked", CHECKS)
+    }
     copies = [
         record
         for record in bank.broker.records(PARKED_TOPIC, 0)
@@ -196,7 +201,7 @@ def test_unknown_to_the_end_is_parked_and_decided_by_hand(stage, cpp):
 
 
 @played(("cpp",), more=(("in its local transaction",), ("when it was asked",)), broker=ASKING)
-def test_another_producer_of_the_group_answers_for_one_that_was_killed(stage, cpp, when):
+def test_another_producer_of_the_group_answers_the_checks_of_a_killed_one(stage, cpp, when):
     bank = Bank(stage, cpp)
     consumer, doomed = bank.consumer(), bank.producer("SILENT")
     if when == "in its local transaction":
@@ -220,7 +225,7 @@ def test_another_producer_of_the_group_answers_for_one_that_was_killed(stage, cp
 
 
 @played(("cpp",), broker=PlayBroker())
-def test_a_producer_is_asked_by_a_broker_that_was_killed_and_started_again(stage, cpp):
+def test_a_broker_killed_and_restarted_still_checks_its_producer(stage, cpp):
     bank = Bank(stage, cpp)  # its broker would ask after a minute
     producer = bank.producer("COMMIT")
     told = bank.send(producer, half("survivor", "UNKNOWN", tags="debit"))
@@ -239,7 +244,7 @@ def test_a_producer_is_asked_by_a_broker_that_was_killed_and_started_again(stage
 
 
 @played(("cpp",), broker=PlayBroker())
-def test_a_commit_that_reached_no_broker_is_told_when_the_broker_asks(stage, cpp):
+def test_a_commit_that_reached_no_broker_is_repeated_at_the_check(stage, cpp):
     bank = Bank(stage, cpp)
     producer = bank.producer("COMMIT")
     line = half("unheard", "COMMIT", tags="debit", holds=True)

@@ -1,4 +1,4 @@
-"""Messages for later: what each client sends so, each client handles in time, and once.
+"""Delayed messages: what each client sends, each client handles in time, and once.
 
 All three know delay levels (C++: set_delay_time_level, ali-ons: delayTimeLevel). Only ours has a
 name for a moment; the others' producers set the property that RocketMQ 5 reads,
@@ -23,7 +23,7 @@ TOLD = ["DELAY", "TIMER_DELIVER_MS", "REAL_TOPIC", "REAL_QID"]
 
 
 def by_level(levels, count=1):
-    """What makes messages of each level for a sender."""
+    """A function that makes messages of each level for a sender."""
 
     def make(prefix):
         return [
@@ -51,7 +51,7 @@ def assert_level(exchange, waits):
 
 
 @played(ALL, is_measured=True)
-def test_the_first_levels_take_the_time_that_rocketmq_gives_them(stage, *clients):
+def test_the_first_delay_levels_take_as_long_as_in_rocketmq(stage, *clients):
     exchange = Exchange(stage, clients, tell=TOLD)
     exchange.listen_all()
 
@@ -63,7 +63,7 @@ def test_the_first_levels_take_the_time_that_rocketmq_gives_them(stage, *clients
 
 
 @played(ALL, broker=SWIFT_BROKER, is_measured=True)
-def test_every_level_takes_its_time_and_there_is_none_beyond_the_last(stage, *clients):
+def test_every_delay_level_takes_its_time_and_higher_ones_count_as_the_last(stage, *clients):
     exchange = Exchange(stage, clients, tell=TOLD)
     exchange.listen_all()
 
@@ -75,7 +75,7 @@ def test_every_level_takes_its_time_and_there_is_none_beyond_the_last(stage, *cl
 
 
 @played(ALL, is_measured=True)
-def test_a_message_comes_at_the_moment_it_names_and_at_once_where_it_names_none(stage, *clients):
+def test_a_message_arrives_at_its_delivery_time_or_at_once_without_one(stage, *clients):
     exchange = Exchange(stage, clients, tell=TOLD)
     exchange.listen_all()
     now_ms = int(time.time() * 1000)
@@ -97,7 +97,7 @@ def test_a_message_comes_at_the_moment_it_names_and_at_once_where_it_names_none(
             sent, (event,) = exchange.sent(line["keys"]), handlings(consumer, line["keys"])
             at_ms = line.get("deliver_at_ms", now_ms)
             told, what = event["properties"], f"{line['keys']} at {consumer.label}"
-            # With what was sent too late for its moment, nobody waits.
+            # A message that was sent after its delivery time is delivered at once.
             assert_in_time(event["at_ms"], at_ms, max(at_ms, sent["at_ms"]), 0, what)
             assert int(told.get("TIMER_DELIVER_MS") or now_ms) == at_ms, what
             if at_ms <= now_ms:
@@ -105,7 +105,7 @@ def test_a_message_comes_at_the_moment_it_names_and_at_once_where_it_names_none(
 
 
 @played(ALL, broker=SWIFT_BROKER, is_measured=True)
-def test_what_waits_outlives_a_kill_and_comes_once(stage, *clients):
+def test_delayed_messages_survive_a_broker_kill_and_arrive_once(stage, *clients):
     exchange = Exchange(stage, clients, tell=TOLD)
     levels = [5, 10, 15]  # due before, about and after the restart
 

@@ -42,12 +42,12 @@ class Writer:
 
 
 @played(("cpp", "ons"), broker=PlaySet(settings=SETTINGS))
-def test_three_clients_go_on_over_many_fail_overs(stage, *clients):
+def test_three_clients_keep_working_through_many_fail_overs(stage, *clients):
     members = stage.broker.members
     stage.broker = members.wait_in_sync(2)
     topic = stage.topic()
-    consumers = [stage.consumer(each, topic, stage.retried_group()) for each in clients]
-    writers = [Writer(stage.sender(each, topic, pace_ms=20), each.name) for each in clients]
+    consumers = [stage.consumer(client, topic, stage.retried_group()) for client in clients]
+    writers = [Writer(stage.sender(client, topic, pace_ms=20), client.name) for client in clients]
     with Traffic(members.names.names, topic) as ours:
         times = [fail_over(members, writers, ours, number) for number in range(count(5, 20))]
     print(f"seconds without a leader: median {statistics.median(times):.2f}, {max(times):.2f}")
@@ -88,7 +88,7 @@ def fail_over(members, writers, ours, number):
 
 
 def assert_in_order(places):
-    """What is acknowledged later lies behind what was acknowledged before, in each queue."""
+    """In each queue, messages lie in the order of their acknowledgements."""
     last = {}
     for queue, offset in places:
         assert queue is not None, f"nothing of this sender is at {offset}"

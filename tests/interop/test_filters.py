@@ -73,7 +73,7 @@ def is_wanted(line):
 
 
 @pytest.mark.timeout(90)
-def test_a_condition_selects_for_every_client_what_any_of_them_sends(
+def test_a_sql_condition_selects_the_same_messages_for_every_client(
     filtering_stage, sending, ons, ours
 ):
     stage = filtering_stage
@@ -102,7 +102,7 @@ def test_a_condition_selects_for_every_client_what_any_of_them_sends(
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("consuming", ["ons", "ours"])
-def test_tags_and_keys_are_properties_for_a_condition(filtering_stage, request, cpp, consuming):
+def test_a_sql_condition_can_use_tags_and_keys(filtering_stage, request, cpp, consuming):
     stage = filtering_stage
     topic = stage.topic()
     client = request.getfixturevalue(consuming)
@@ -124,7 +124,7 @@ def test_tags_and_keys_are_properties_for_a_condition(filtering_stage, request, 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("pair", PAIRS, ids="-to-".join)
-def test_a_tag_expression_selects_from_one_client_to_another(filtering_stage, request, pair):
+def test_a_tag_expression_selects_messages_between_two_clients(filtering_stage, request, pair):
     sending, consuming = [request.getfixturevalue(name) for name in pair]
 
     tag_expression_selects(filtering_stage, sending, consuming)

@@ -13,7 +13,7 @@ COUNT = 400
 
 
 @played(("cpp", "ons", "ours"), broker=PlaySet(settings=SETTINGS))
-def test_consumers_read_what_is_old_and_go_on_while_nobody_leads(stage, *clients):
+def test_consumers_read_old_messages_and_continue_without_a_leader(stage, *clients):
     members, etcd = stage.broker.members, stage.broker.etcd
     leader = stage.broker = members.wait_in_sync(2)
     topic, ours = stage.topic(), clients[-1]

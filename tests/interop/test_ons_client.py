@@ -33,7 +33,7 @@ def test_ordered_sends_keep_the_order_of_each_shard(stage, ons):
 
 @pytest.mark.soak
 @pytest.mark.timeout(60)
-def test_a_tag_expression_selects(stage, ons):
+def test_a_tag_expression_selects_messages(stage, ons):
     scenarios.tag_expression_selects(stage, ons, ons)
 
 
@@ -46,12 +46,12 @@ def test_broadcasting_reaches_every_member(stage, ons):
 @pytest.mark.soak
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("play", [members("ons", "ons", "ons")], indirect=True, ids=str)
-def test_a_member_that_joins_and_leaves_costs_no_message_and_doubles_none(play):
+def test_no_message_is_lost_or_repeated_when_a_member_joins_and_leaves(play):
     play()
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("play", restarts("ons"), indirect=True)
-def test_a_restart_loses_nothing_acknowledged(play):
+def test_a_broker_restart_loses_no_acknowledged_message(play):
     play()

@@ -70,7 +70,7 @@ class Crew:
         return self.kinds[number].name == "txmq"
 
     def kill(self, number):
-        """Kill a member in the middle of a message; returns what it was, and when."""
+        """Kill a member in the middle of a message; returns the message's key, and the time."""
         member = self.members[number]
         count = len(member.handled)
         self.stage.wait(lambda: len(member.handled) > count, f"{member.label} to begin")
@@ -79,13 +79,13 @@ class Crew:
 
     @property
     def handled(self):
-        """All that was handled, with the member's number, as time went."""
+        """All handled messages in order of time, with the member's number."""
         events = [
             (event["at_ms"], number, event)
             for number, member in enumerate(self.members)
             for event in member.handled
         ]
-        return sorted(events, key=lambda each: each[:2])
+        return sorted(events, key=lambda entry: entry[:2])
 
 
 def now_ms():
@@ -147,7 +147,7 @@ def crews_of(stage, cpp, ons, ours):
 
 
 @played(("cpp", "ons", "ours"), broker=AHEAD)
-def test_members_that_join_and_leave_keep_the_order(stage, cpp, ons, ours):
+def test_shards_stay_in_order_while_members_join_and_leave(stage, cpp, ons, ours):
     crews = crews_of(stage, cpp, ons, ours)
     with Traffic(stage, ours, crews[0].topic) as traffic:
         for _ in range(3):
@@ -164,7 +164,7 @@ def test_members_that_join_and_leave_keep_the_order(stage, cpp, ons, ours):
 
 
 @played(("cpp", "ons", "ours"), broker=AHEAD)
-def test_members_that_are_killed_keep_the_order(stage, cpp, ons, ours):
+def test_shards_stay_in_order_when_members_are_killed(stage, cpp, ons, ours):
     """The dead one's queues stay locked until its locks run out, after a minute; a soak lets that
     pass.
     """
@@ -189,13 +189,13 @@ def test_members_that_are_killed_keep_the_order(stage, cpp, ons, ours):
         assert key in crew.members[0].handled_keys, f"{crew}: {key} was half done"
         if crew.locks:
             theirs = {event["queue_id"] for event in crew.members[1].handled[-SOME:]}
-            between = [each for each in crew.handled if killed_ms < each[0] < until_ms]
+            between = [entry for entry in crew.handled if killed_ms < entry[0] < until_ms]
             assert between, crew
             assert not [event for *_, event in between if event["queue_id"] in theirs], crew
 
 
 def finish(stage, traffic, crews):
-    """All that was sent is handled, and everybody goes."""
+    """Wait until all messages are handled, and let all members leave."""
     for crew in crews:
         stage.wait_handled(crew.members, traffic.lines, seconds=120)
         for member in crew.members:
@@ -204,10 +204,10 @@ def finish(stage, traffic, crews):
 
 
 def assert_in_order(crew, traffic):
-    """Nothing is missing, and nothing was begun with before what was sent before it."""
+    """Nothing is missing, and no message was begun before an earlier one of its shard."""
     for city in CITIES:
         keys = traffic.keys(city)
-        handled = [each for each in crew.handled if each[2]["keys"].split()[0] == city]
+        handled = [entry for entry in crew.handled if entry[2]["keys"].split()[0] == city]
         assert list(dict.fromkeys(event["keys"] for *_, event in handled)) == keys, crew
         if crew.locks:
             for before, after in itertools.pairwise(handled):
@@ -215,7 +215,7 @@ def assert_in_order(crew, traffic):
 
 
 def assert_in_turn(before, after, crew):
-    """One after the other; only who takes over may begin further back."""
+    """One after the other; only a member that takes over may begin further back."""
     (began_ms, member, event), (next_ms, next_member, next_event) = before, after
     step = int(next_event["keys"].split()[1]) - int(event["keys"].split()[1])
     is_done = next_ms - began_ms >= WORK_MS - 1

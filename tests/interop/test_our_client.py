@@ -1,4 +1,4 @@
-"""txmq's own client beside the C++ client and ali-ons, on one `txmq serve`: what one sends the
+"""txmq's own client with the C++ client and ali-ons, on one `txmq serve`: what one sends the
 other handles, both ways, and members of one group are of both kinds.
 """
 
@@ -22,7 +22,7 @@ OTHER_WAYS = {"from us-ons": ("ours", "ons"), "to us-cpp": ("cpp", "ours")}
 
 
 def both_ways(play):
-    """A play from us to them, and from them to us; in a soak to and from each of theirs."""
+    """A play from our client to another, and back; in a soak with each third-party client."""
     cases = [pytest.param(play(*ends), id=way) for way, ends in WAYS.items()]
     return cases + [
         pytest.param(play(*ends), id=way, marks=pytest.mark.soak)
@@ -31,8 +31,8 @@ def both_ways(play):
 
 
 def beside(name):
-    """A test of ours beside this one of theirs, and in a soak beside each."""
-    others = [each for each in THEIRS if each != name]
+    """Test our client with this third-party client, and in a soak with each."""
+    others = [client for client in THEIRS if client != name]
     return pytest.mark.parametrize("theirs", [name, *only_in_soak(*others)], indirect=True)
 
 
@@ -47,14 +47,14 @@ def direction(request):
 
 
 def agree_on_ids(sent, handled):
-    """Each message is known to both by one id, that of its producer or that of its place."""
+    """Both know each message by one id: that of its producer, or that of its position."""
     told = {event["keys"]: {event.get("offset_id"), event["msg_id"]} for event in sent}
     for event in handled:
         assert {event.get("offset_id"), event["msg_id"]} & told[event["keys"]] - {None}
 
 
 @pytest.mark.timeout(60)
-def test_what_one_sends_the_other_handles_once(stage, direction):
+def test_messages_between_txmq_and_another_client_are_handled_once(stage, direction):
     sent, handled = scenarios.messages_arrive_once(stage, *direction)
 
     scenarios.positions_agree(sent, handled)
@@ -65,7 +65,7 @@ def test_what_one_sends_the_other_handles_once(stage, direction):
 @pytest.mark.timeout(60)
 @beside("ons")
 @pytest.mark.parametrize("verb", ["send-nowait", "send-oneway"])
-def test_what_we_send_without_waiting_they_handle_once(stage, ours, theirs, verb):
+def test_messages_sent_without_waiting_are_handled_once_by_other_clients(stage, ours, theirs, verb):
     sent, handled = scenarios.messages_arrive_once(stage, ours, theirs, verb)
 
     if verb == "send-nowait":
@@ -73,13 +73,13 @@ def test_what_we_send_without_waiting_they_handle_once(stage, ours, theirs, verb
 
 
 @pytest.mark.timeout(60)
-def test_what_is_sent_one_way_we_handle_once(stage, cpp, ours):
+def test_one_way_messages_of_the_cpp_client_are_handled_once(stage, cpp, ours):
     scenarios.messages_arrive_once(stage, cpp, ours, "send-oneway")
 
 
 @pytest.mark.timeout(60)
 @beside("cpp")
-def test_what_they_send_we_poll_once(stage, theirs, ours):
+def test_messages_of_other_clients_are_polled_once(stage, theirs, ours):
     sent, handled = scenarios.messages_arrive_once(stage, theirs, ours, "send", "--polling")
 
     scenarios.positions_agree(sent, handled)
@@ -100,13 +100,13 @@ def test_bodies_of_64_kb_arrive_intact_and_compressed(stage, direction):
 
 @pytest.mark.timeout(60)
 @beside("cpp")
-def test_a_batch_of_ours_is_handled_as_single_messages_are(stage, ours, theirs):
+def test_a_batch_of_ours_arrives_as_single_messages(stage, ours, theirs):
     scenarios.batches_arrive_whole(stage, ours, theirs)
 
 
 @pytest.mark.timeout(60)
 @beside("ons")
-def test_messages_that_travel_together_are_handled_as_single_ones_are(stage, ours, theirs):
+def test_lingering_messages_arrive_as_single_messages(stage, ours, theirs):
     scenarios.messages_travel_together(stage, ours, theirs)
 
 
@@ -119,17 +119,17 @@ def test_ordered_sends_keep_the_order_of_each_shard(stage, direction, ons):
 
 
 @pytest.mark.timeout(60)
-def test_an_orderly_member_of_ours_shares_queues_with_one_of_theirs(stage, ours, cpp):
+def test_our_orderly_member_shares_queues_with_a_cpp_member(stage, ours, cpp):
     scenarios.locked_queues_keep_their_order(stage, ours, [ours, cpp], SHARDS)
 
 
 @pytest.mark.timeout(60)
-def test_orderly_members_of_ours_share_queues(stage, ours):
+def test_our_orderly_members_share_queues(stage, ours):
     scenarios.locked_queues_keep_their_order(stage, ours, [ours, ours], SHARDS)
 
 
 @pytest.mark.timeout(60)
-def test_a_tag_expression_selects(stage, direction):
+def test_a_tag_expression_selects_messages(stage, direction):
     scenarios.tag_expression_selects(stage, *direction)
 
 
@@ -143,7 +143,7 @@ def test_broadcasting_reaches_members_of_both_kinds(stage, ours, theirs):
 @pytest.mark.parametrize(
     "play", both_ways(lambda one, other: members(one, one, other)), indirect=True
 )
-def test_both_share_the_queues_of_one_group(play):
+def test_members_of_both_clients_share_the_queues_of_one_group(play):
     play()
 
 
@@ -157,7 +157,7 @@ def test_both_share_the_queues_of_one_group(play):
     ],
     indirect=True,
 )
-def test_a_member_that_polls_shares_the_queues_with_one_of_theirs(play):
+def test_our_polling_member_shares_the_queues_with_another_client(play):
     play()
 
 
@@ -173,7 +173,7 @@ def test_our_members_share_the_queues_of_one_group(play):
 @pytest.mark.parametrize(
     "play", both_ways(lambda one, other: restart(one, other, KILL)), indirect=True
 )
-def test_a_kill_between_them_loses_nothing_acknowledged(play):
+def test_a_broker_kill_between_two_clients_loses_no_acknowledged_message(play):
     play()
 
 
@@ -185,12 +185,12 @@ def test_a_kill_between_them_loses_nothing_acknowledged(play):
     indirect=True,
     ids=str,
 )
-def test_a_kill_loses_nothing_of_what_travels_together(play):
+def test_a_broker_kill_loses_no_acknowledged_lingering_message(play):
     play()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("play", restarts("ours"), indirect=True)
-def test_a_restart_between_ours_loses_nothing_acknowledged(play):
+def test_a_broker_restart_loses_no_acknowledged_message_of_our_client(play):
     play()

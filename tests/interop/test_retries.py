@@ -28,14 +28,14 @@ ALWAYS = "99"
 
 
 @played(("cpp", "ons", "ours"), broker=RETRYING, is_measured=True)
-def test_what_fails_comes_again_after_the_time_of_the_next_level(stage, cpp, ons, ours):
+def test_a_failed_message_comes_again_after_the_delay_of_the_next_level(stage, cpp, ons, ours):
     tell = ["DELAY", "RETRY_TOPIC", "ORIGIN_MESSAGE_ID", "REAL_TOPIC"]
     flags = ["--fails", str(FAILURES)]
     exchange = Exchange(stage, [cpp, ons, ours], *flags, tell=tell)
-    for each in exchange.clients:
-        exchange.listen(cpp, stage.retried_group(), tags=each.name)
-    for each in (ons, ours):
-        exchange.listen(each, stage.group())
+    for client in exchange.clients:
+        exchange.listen(cpp, stage.retried_group(), tags=client.name)
+    for client in (ons, ours):
+        exchange.listen(client, stage.group())
 
     exchange.send(lambda name: [letter(f"from-{name}")])
     exchange.wait(times=1 + FAILURES)
@@ -47,7 +47,7 @@ def test_what_fails_comes_again_after_the_time_of_the_next_level(stage, cpp, ons
 
 
 def assert_attempts(consumer, keys, exchange):
-    """So often, so far apart, and as the same message of the same topic."""
+    """The number of attempts, their delays, and the identity of message and topic."""
     events, what = handlings(consumer, keys), f"{keys} at {consumer.label}"
     assert [event["reconsume_times"] for event in events] == [*range(1 + FAILURES)], what
     assert {event["topic"] for event in events} == {exchange.topic}, what
@@ -70,7 +70,7 @@ def assert_attempts(consumer, keys, exchange):
 
 
 @played(("cpp",), ("ons",), ("ours",), broker=RETRYING)
-def test_after_the_maximum_it_is_a_dead_letter_that_can_be_shown_and_resent(stage, client):
+def test_a_message_past_its_retries_is_a_dead_letter_to_show_and_resend(stage, client):
     broker = stage.broker
     topic, group = stage.topic(), stage.group()
     flags = ["--fails", ALWAYS, "--attempts-max", "1"]
@@ -105,27 +105,27 @@ def assert_dead(broker, group, topic, lines):
     (listed,) = broker.txmq("dlq", "list", "--group", group)
     assert (listed["group"], listed["messages"]) == (group, len(lines))
     shown = broker.txmq("dlq", "show", group)
-    for each, line in zip(shown, lines, strict=True):
-        assert (each["keys"], each["body"]) == ([line["keys"]], line["body"])
-        assert each["origin_topic"] == topic
-        assert each["reason"] == "1 retry failed, 1 is allowed"
+    for dead_letter, line in zip(shown, lines, strict=True):
+        assert (dead_letter["keys"], dead_letter["body"]) == ([line["keys"]], line["body"])
+        assert dead_letter["origin_topic"] == topic
+        assert dead_letter["reason"] == "1 retry failed, 1 is allowed"
     return shown
 
 
 def assert_resent(stage, group, healthy, first, second):
-    """One is given to its group again by its id, and then whatever is left."""
+    """One dead letter is resent by its id, and then all that are left."""
     broker = stage.broker
     who = ["--reason", "the bug is gone", "--operator", "on duty", "--yes"]
     told = broker.txmq("dlq", "resend", group, first["id"], *who)
-    assert [(each["id"], each["outcome"]) for each in told] == [(first["id"], "resent")]
+    assert [(result["id"], result["outcome"]) for result in told] == [(first["id"], "resent")]
     told = broker.txmq("dlq", "resend", group, "--all", *who)
-    assert [(each["id"], each["outcome"]) for each in told] == [
+    assert [(result["id"], result["outcome"]) for result in told] == [
         (first["id"], "resent before"),
         (second["id"], "resent"),
     ]
     stage.wait(lambda: len(healthy.handled) >= 2, "what was resent to be handled")
     for dead, event in zip([first, second], healthy.handled, strict=True):
-        # It begins anew, under its own key and one that names the dead letter.
+        # It starts anew, under its own key and one that names the dead letter.
         assert event["keys"].split()[0] == dead["keys"][0]
         assert event["keys"].endswith(dead["offset_id"])
         assert (event["topic"], event["reconsume_times"]) == (dead["origin_topic"], 0)
@@ -142,7 +142,7 @@ HOSTS = {"first": "0", "last": "~"}  # before and behind the addresses that the 
     broker=RETRYING,
     is_measured=True,
 )
-def test_the_other_member_gets_what_one_cannot_handle(stage, ours, theirs, fails):
+def test_a_message_that_one_member_cannot_handle_goes_to_the_other(stage, ours, theirs, fails):
     """A retry topic has one queue, which falls to the member whose id comes first."""
     topic, group = stage.topic(), stage.retried_group()
     if fails == "ours fails":
@@ -160,7 +160,7 @@ def test_the_other_member_gets_what_one_cannot_handle(stage, ours, theirs, fails
         return len(failing.handled) >= 2 * QUEUES
 
     def retries():
-        """What failed, and what came of it; nothing while some of that is missing."""
+        """Each failed attempt with its retry; None while a retry is missing."""
         again = {event["keys"]: event for event in healthy.handled if event["reconsume_times"]}
         pairs = [(event, again.get(event["keys"])) for event in failing.handled]
         return pairs if all(event for _, event in pairs) else None
@@ -168,8 +168,8 @@ def test_the_other_member_gets_what_one_cannot_handle(stage, ours, theirs, fails
     stage.wait(failed_enough, "messages that fail")
     stage.wait_handled([healthy], lines)
     found = stage.wait(retries, "all that failed to come again")
-    for each in (failing, healthy):
-        each.leave()
+    for consumer in (failing, healthy):
+        consumer.leave()
 
     for event, again in found:
         assert (event["reconsume_times"], again["reconsume_times"]) == (0, 1)

@@ -55,7 +55,7 @@ def build(topic, line):
 async def attempt(producer, verb, topic, line):
     """Send one line; returns what is told of each message in it, or of none one way."""
     if verb == "send-batch":
-        results = await producer.send_batch([build(topic, each) for each in line])
+        results = await producer.send_batch([build(topic, entry) for entry in line])
         return list(zip(line, results, strict=True))
     message = build(topic, line)
     if verb == "send-oneway":
@@ -78,8 +78,8 @@ async def send_until_acknowledged(producer, verb, topic, line):
             emit("refused", error=f"{type(problem).__name__}: {problem}")
             await asyncio.sleep(RETRY_PAUSE_S)
         else:
-            for each, result in told:
-                emit("sent", keys=each.get("keys"), offered_ms=offered_ms, **facts(result))
+            for sent_line, result in told:
+                emit("sent", keys=sent_line.get("keys"), offered_ms=offered_ms, **facts(result))
             return
 
 

@@ -1,1 +1,1 @@
-"""Makes the strategies beside this file importable."""
+"""Makes the strategies in this folder importable."""

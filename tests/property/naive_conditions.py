@@ -1,4 +1,4 @@
-"""Conditions made by chance, and an evaluator that follows RocketMQ's classes line by line.
+"""Random conditions, and an evaluator that follows RocketMQ's classes line by line.
 
 It shares nothing with the broker's own: trees are nested tuples, made here, written out as text by
 one function and judged by another. Every value is a pair of its Java class and itself.
@@ -30,7 +30,7 @@ names = st.tuples(st.just("property"), st.sampled_from(NAMES))
 
 
 def grown(inner):
-    """Anything that grammar allows over anything; much of it is refused."""
+    """Any tree that the grammar allows; many of them are refused."""
     signs = st.sampled_from(["<", "<=", ">", ">=", "=", "<>"])
     return st.one_of(
         st.tuples(st.sampled_from(["and", "or"]), inner, inner),
@@ -45,7 +45,7 @@ def grown(inner):
 
 
 def sensible(inner):
-    """What is nearly always taken."""
+    """A tree that is nearly always accepted."""
     orders = st.sampled_from(["<", "<=", ">", ">="])
     equals = st.sampled_from(["=", "<>"])
     return st.one_of(
@@ -102,7 +102,7 @@ def written(tree, draw_word):
         low, high = written(parts[1], draw_word), written(parts[2], draw_word)
         return f"({left} {deny}{draw_word('between')} {low} {draw_word('and')} {high})"
     if kind == "in":
-        items = ",".join(quoted(each) for each in parts[1])
+        items = ",".join(quoted(value) for value in parts[1])
         return f"({left} {deny}{draw_word('in')} ({items}))"
     return f"({left} {deny}{draw_word(kind)} {quoted(parts[1])})"
 
@@ -115,7 +115,7 @@ def quoted(text):
 
 
 def is_taken(tree):
-    """Whether RocketMQ's parser takes it as a whole expression."""
+    """Whether RocketMQ's parser accepts it as a whole expression."""
     return is_allowed(tree) and is_boolean(tree)
 
 
@@ -140,14 +140,14 @@ def is_allowed(tree):
     kind, *parts = tree
     if is_constant(tree) or kind == "property":
         return True
-    inner = [each for each in parts if isinstance(each, tuple)]
-    if not all(is_allowed(each) for each in inner):
+    inner = [part for part in parts if isinstance(part, tuple)]
+    if not all(is_allowed(part) for part in inner):
         return False
     if kind in {"and", "or", "not"}:
-        return all(is_boolean(each) for each in inner)
+        return all(is_boolean(part) for part in inner)
     if kind == "between":
         low, high = inner[1:]
-        if not all(is_ordered(each) for each in inner):
+        if not all(is_ordered(part) for part in inner):
             return False
         if is_constant(low) and is_constant(high) and not parts[-1]:
             return java_compare(constant(high), constant(low)) >= 0
@@ -276,7 +276,7 @@ def ordering(sign, left_tree, right_tree, message):
 
 def java_compare(left, right):
     if left[0] != right[0]:
-        wider = [each for each in ("Integer", "Long", "Double") if each in (left[0], right[0])]
+        wider = [kind for kind in ("Integer", "Long", "Double") if kind in (left[0], right[0])]
         if left[0] == "Boolean":
             if right[0] == "String":
                 raise Failed

@@ -1,4 +1,4 @@
-"""What the protocol's values look like, and how bytes get broken on their way."""
+"""Strategies for the protocol's values, and for bytes damaged on the way."""
 
 import types
 from typing import Annotated, Union, get_args, get_origin
@@ -27,9 +27,9 @@ BYTES = st.binary(max_size=60)
 
 
 def every(base):
-    """A class's descendants that live where it lives."""
-    found = [base] + [leaf for each in base.__subclasses__() for leaf in every(each)]
-    return [each for each in found if each.__module__ == base.__module__]
+    """The subclasses of a class in its own module."""
+    found = [base] + [leaf for shape in base.__subclasses__() for leaf in every(shape)]
+    return [shape for shape in found if shape.__module__ == base.__module__]
 
 
 HEADER_SHAPES = sorted(
@@ -43,13 +43,13 @@ BODY_SHAPES = sorted(
 
 
 def value_of(kind, text=TEXT):
-    """Any value of a type that headers and bodies are made of."""
+    """Any value of a field type of headers and bodies."""
     origin = get_origin(kind)
     if origin is Annotated:
-        bound = next(each for each in get_args(kind) if isinstance(each, msgspec.Meta))
+        bound = next(argument for argument in get_args(kind) if isinstance(argument, msgspec.Meta))
         return st.integers(bound.ge, bound.le)
     if origin in (Union, types.UnionType):
-        return st.one_of([value_of(each, text) for each in get_args(kind)])
+        return st.one_of([value_of(argument, text) for argument in get_args(kind)])
     if origin is list:
         return st.lists(value_of(get_args(kind)[0], text), max_size=3)
     if origin is tuple:
@@ -73,7 +73,7 @@ def value_of(kind, text=TEXT):
 
 def struct(shape, text=TEXT):
     """Any value of one header or body."""
-    fields = {each.name: value_of(each.type, text) for each in msgspec.structs.fields(shape)}
+    fields = {field.name: value_of(field.type, text) for field in msgspec.structs.fields(shape)}
     return st.builds(shape, **fields)
 
 

@@ -59,14 +59,14 @@ class Holder:
 
 @dataclass
 class Reference:
-    """What the books of one bank should say."""
+    """The expected books of one bank."""
 
     accounts: dict[str, Holder]
     transfers: dict[str, tuple[Order, State]] = field(default_factory=dict)
     unclaimed: int = 0
 
     def sees(self, number, order):
-        """Why an account cannot be used for it."""
+        """The reason why an account cannot be used for the order."""
         holder = self.accounts.get(number)
         if holder is None:
             return Reason.UNKNOWN_ACCOUNT
@@ -118,7 +118,7 @@ class Reference:
 
 
 class Broken(Exception):
-    """What comes in the middle."""
+    """The steps in the middle."""
 
 
 class Transfers(RuleBasedStateMachine):
@@ -132,7 +132,7 @@ class Transfers(RuleBasedStateMachine):
         self.runner = self.open.enter_context(asyncio.Runner())
         if self.urls is None:
             folder = self.open.enter_context(tempfile.TemporaryDirectory())
-            urls = [sqlite_in(folder, each) for each in OPENED]
+            urls = [sqlite_in(folder, item) for item in OPENED]
         else:
             urls = self.urls
         self.books, self.engines, self.reference = {}, {}, {}
@@ -142,29 +142,29 @@ class Transfers(RuleBasedStateMachine):
             books.open(opened)
             self.engines[name] = async_engine(url)
             self.reference[name] = Reference(
-                {each.number: Holder(each.currency, each.balance) for each in opened}
+                {item.number: Holder(item.currency, item.balance) for item in opened}
             )
         self.now_ms = NOON_MS
         self.advices = {}
         self.opening = self.wealth()
 
     def teardown(self):
-        for each in self.engines.values():
-            self.runner.run(each.dispose())
-        for each in self.books.values():
-            each.close()
+        for resource in self.engines.values():
+            self.runner.run(resource.dispose())
+        for resource in self.books.values():
+            resource.close()
         self.open.close()
 
     def wealth(self):
-        """What customers have, by currency."""
+        """The customers' money by currency."""
         found = {"CNY": 0, "JPY": 0}
         for bank in self.reference.values():
-            for each in bank.accounts.values():
-                found[each.currency] += each.balance
+            for account in bank.accounts.values():
+                found[account.currency] += account.balance
         return found
 
     def do(self, bank, step, *args, is_broken=False, **kwargs):
-        """A step in a transaction of its own; what came of it, or what it raised."""
+        """Run a step in its own transaction; return its result or its error."""
 
         async def work():
             async with AsyncSession(self.engines[bank]) as session, session.begin():
@@ -273,7 +273,7 @@ class Transfers(RuleBasedStateMachine):
 
     @rule(of=st.sampled_from([*IDS, "t-9"]), outcome=st.sampled_from(Outcome))
     def advise_falsely(self, of, outcome):
-        """One that CCB has never given. Of what is on its way it would be believed."""
+        """An advice that CCB never gave. For a transfer in flight it would be believed."""
         icbc = self.reference["icbc"]
         if icbc.transfers.get(of, (None, None))[1] is State.SENT:
             return
@@ -310,9 +310,9 @@ class Transfers(RuleBasedStateMachine):
     def books_say_what_they_should(self):
         for name, reference in self.reference.items():
             books = self.books[name]
-            balances = {number: each.balance for number, each in reference.accounts.items()}
+            balances = {number: row.balance for number, row in reference.accounts.items()}
             assert books.balances() == balances
-            found = {of: State(each.state) for of, each in books.transfers().items()}
+            found = {of: State(row.state) for of, row in books.transfers().items()}
             assert found == {of: state for of, (_, state) in reference.transfers.items()}
             assert books.faults() == []
             assert books.sums(Entry.account).get(UNCLAIMED, 0) == reference.unclaimed
@@ -342,14 +342,14 @@ def game(games, urls=None):
     run_state_machine_as_test(Played, settings=how)
 
 
-def test_two_banks_on_sqlite():
+def test_two_banks_on_sqlite_behave_like_the_model():
     game(MANY // 4)
 
 
-@pytest.mark.timeout(300)  # The first of the tests on PostgreSQL may have to fetch it.
-def test_two_banks_on_postgres(postgres):
+@pytest.mark.timeout(300)  # The first test on PostgreSQL may have to download it.
+def test_two_banks_on_postgres_behave_like_the_model(postgres):
     with postgres.database() as icbc, postgres.database() as ccb:
-        urls = [each.render_as_string(hide_password=False) for each in (icbc, ccb)]
-        for each in urls:
-            create_books(each)
+        urls = [url.render_as_string(hide_password=False) for url in (icbc, ccb)]
+        for url in urls:
+            create_books(url)
         game(MANY // 10, urls)

@@ -1,4 +1,4 @@
-"""A batch is stored as the same messages would be that were sent one by one."""
+"""A batch is stored like the same messages sent one by one."""
 
 import pytest
 from hypothesis import given
@@ -36,7 +36,7 @@ BATCHES = st.one_of(ALIKE, st.lists(TEXTS, min_size=1, max_size=4))
 
 
 def outcomes(arrivals):
-    """What is found, up to the first that is refused."""
+    """The results, up to the first refusal."""
     found = []
     try:
         found.extend(arrivals)
@@ -46,7 +46,7 @@ def outcomes(arrivals):
 
 
 @given(BATCHES, TEXTS)
-def test_each_message_of_a_batch_is_examined_as_if_it_were_alone(texts, shared):
+def test_a_batch_is_examined_like_its_messages_alone(texts, shared):
     rules = CLUSTER, SEED, lambda: "NEW"
 
     alone = [(properties.join(text, shared), *rules) for text in texts]
@@ -68,7 +68,7 @@ PATTERNS = st.tuples(
 
 @st.composite
 def nearly_uniform(draw):
-    """Messages of one pattern with short values, so that many have equal sizes and few have not."""
+    """Messages of one pattern with short values, so that most have equal sizes."""
     pattern = draw(st.one_of(PATTERNS, PATTERNS.map(lambda text: text.replace("KEYS\x01{k}", "c"))))
     values = st.builds(
         lambda unique, keys: pattern.format(u=unique, k=keys),
@@ -93,7 +93,7 @@ def each_stored(found):
     st.lists(nearly_uniform(), min_size=1, max_size=3),
     st.sampled_from(["", "c\x01d\x02", "KEYS\x01s"]),
 )
-def test_a_uniform_batch_is_examined_as_its_messages_one_by_one(batches, shared):
+def test_a_uniform_batch_is_examined_like_its_messages_alone(batches, shared):
     shapes = BatchShapes(CLUSTER, lambda: "NEW")
     for items in batches:
         found = shapes.read(batch.pack(items), shared, SEED)
@@ -116,7 +116,7 @@ def test_a_uniform_batch_is_examined_as_its_messages_one_by_one(batches, shared)
 
 
 @given(st.lists(st.binary(min_size=3, max_size=3), min_size=2, max_size=40), st.booleans())
-def test_messages_that_differ_in_bodies_and_keys_are_uniform(bodies, has_keys):
+def test_messages_that_differ_only_in_body_and_keys_form_a_uniform_batch(bodies, has_keys):
     keys = "KEYS\x01k{0:02}\x02" if has_keys else ""
     pattern = f"TAGS\x01A\x02{keys}UNIQ_KEY\x01u{{0:02}}\x02WAIT\x01true\x02"
     items = [(0, body, pattern.format(number)) for number, body in enumerate(bodies)]
@@ -140,7 +140,7 @@ def test_messages_that_differ_in_bodies_and_keys_are_uniform(bodies, has_keys):
         ["UNIQ_KEY\x01a\x02", "UNIQ_KEY\x01\x02\x02"],
     ],
 )
-def test_messages_that_differ_in_more_are_not_uniform(texts):
+def test_messages_that_differ_in_other_properties_are_not_uniform(texts):
     data = batch.pack([(0, b"body", text) for text in texts])
 
     assert BatchShapes(CLUSTER, lambda: "NEW").read(data, "", SEED) is None
@@ -167,7 +167,7 @@ def test_a_batch_with_broken_utf_8_is_not_uniform():
 
 
 @given(st.binary(max_size=80), st.integers(0, 79))
-def test_broken_bytes_are_no_uniform_batch(garbage, at):
+def test_broken_bytes_are_not_taken_for_a_uniform_batch(garbage, at):
     whole = batch.pack([(0, b"body", f"UNIQ_KEY\x01{number}\x02") for number in range(3)])
     shapes = BatchShapes(CLUSTER, lambda: "NEW")
     for data in (garbage, whole[:at], whole[:at] + garbage + whole[at + len(garbage) :]):

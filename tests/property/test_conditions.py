@@ -1,4 +1,4 @@
-"""Conditions against an evaluator written apart, and whatever else may come in their place."""
+"""Conditions compared with an independent evaluator, and arbitrary text in their place."""
 
 import pytest
 from hypothesis import assume, event, example, given
@@ -49,7 +49,7 @@ def expected_of(tree, message):
 @given(trees, messages, st.data())
 @example(("compare", ">", ("property", "a"), ("decimal", 5)), {"a": "5.0"}, None)
 @example(("compare", "=", ("property", "a"), ("property", "b")), {}, None)
-def test_every_condition_means_what_the_evaluator_written_apart_says(tree, message, data):
+def test_every_condition_agrees_with_the_naive_evaluator(tree, message, data):
     def word(text):
         return text if data is None else getattr(text, data.draw(st.sampled_from(SHAPES)))()
 
@@ -68,21 +68,21 @@ def test_every_condition_means_what_the_evaluator_written_apart_says(tree, messa
 
 
 @given(trees, messages)
-def test_brackets_comments_and_blanks_change_nothing(tree, message):
+def test_brackets_comments_and_blanks_do_not_change_a_condition(tree, message):
     assume(is_taken(tree))
     plain = written(tree, str.lower)
 
-    for other in (f"(({plain}))", f"\t{plain} ", f"/* ( */ {plain} -- )", f"-- x\n{plain}"):
-        assert answer_of(Condition(other), message) is answer_of(Condition(plain), message)
+    for variant in (f"(({plain}))", f"\t{plain} ", f"/* ( */ {plain} -- )", f"-- x\n{plain}"):
+        assert answer_of(Condition(variant), message) is answer_of(Condition(plain), message)
 
 
 @given(trees, trees, messages)
-def test_what_is_true_of_both_is_true_of_each(left, right, message):
+def test_a_conjunction_admits_what_both_conditions_admit(left, right, message):
     assume(is_taken(left) and is_taken(right))
     one, other = written(left, str), written(right, str)
 
     both = Condition(f"{one} AND {other}").admits(properties.render(message))
-    apart = [Condition(each).admits(properties.render(message)) for each in (one, other)]
+    apart = [Condition(condition).admits(properties.render(message)) for condition in (one, other)]
     assert both is all(apart)
 
 
@@ -91,7 +91,7 @@ def check_place(refused, expression):
 
 
 def works(expression):
-    """Whether it is taken; where it is not, it must be said where it goes wrong."""
+    """Whether the condition is accepted; a refusal must name the position of the error."""
     try:
         condition = Condition(expression)
     except SubscriptionInvalid as refused:
@@ -102,17 +102,17 @@ def works(expression):
 
 
 @given(st.text(max_size=40))
-def test_any_text_works_or_is_refused_with_its_place(expression):
+def test_any_text_is_a_condition_or_refused_with_its_position(expression):
     works(expression)
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=12), st.sampled_from(["", " "]))
-def test_words_in_any_order_work_or_are_refused_with_their_place(pieces, between):
+def test_random_tokens_are_a_condition_or_refused_with_their_position(pieces, between):
     event("works" if works(between.join(pieces)) else "refused")
 
 
 @given(trees, st.data())
-def test_a_condition_with_one_mistake_works_or_is_refused_with_its_place(tree, data):
+def test_a_condition_with_one_edit_is_valid_or_refused_with_its_position(tree, data):
     expression = written(tree, str)
     at = data.draw(st.integers(0, len(expression)))
     until = data.draw(st.integers(at, min(len(expression), at + 3)))
@@ -123,5 +123,5 @@ def test_a_condition_with_one_mistake_works_or_is_refused_with_its_place(tree, d
 
 
 @given(st.text(max_size=60), st.sampled_from(["a > 5", "a = 'x'", "a = 2.5", "a > b", "NOT a"]))
-def test_no_properties_are_too_strange_to_be_looked_at(text, expression):
+def test_a_condition_evaluates_any_property_text(text, expression):
     assert Condition(expression).admits(text) in {True, False}

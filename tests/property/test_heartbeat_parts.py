@@ -1,4 +1,4 @@
-"""A heartbeat that is recorded in parts leaves what it leaves when it is recorded at once."""
+"""A heartbeat recorded in parts has the same effect as one recorded at once."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,7 +38,7 @@ def state(clients):
 
 
 @given(st.lists(st.tuples(st.sampled_from(["one", "two"]), BEATS), max_size=4), st.integers(1, 5))
-def test_parts_leave_what_the_whole_leaves(beats, size):
+def test_a_heartbeat_in_parts_has_the_effect_of_the_whole(beats, size):
     at_once, in_parts = Clients(), Clients()
     for connection, beat in beats:
         changed = at_once.beat(connection, beat, "JAVA", 409, 0.0)

@@ -1,4 +1,4 @@
-"""The in-sync set under any order of events: what the store calls in sync has what was answered."""
+"""The in-sync set under any order of events: members in sync have all answered messages."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,9 +33,9 @@ class StoreAndCopies:
         self.copies = dict.fromkeys(MEMBERS, 0)
 
     def answer(self):
-        """Answer what may be answered, as the broker does after every event."""
+        """Answer all sends that may be answered, as the broker does after every event."""
         while self.answered < self.end and self.set.has_copied(self.answered + 1):
-            reached = min([self.end, *(self.set.copied_to(one) for one in self.set.awaited)])
+            reached = min([self.end, *(self.set.copied_to(member) for member in self.set.awaited)])
             self.answered = max(self.answered + 1, reached)
 
     def check(self):
@@ -64,7 +64,7 @@ class StoreAndCopies:
 
 
 @given(st.sets(st.sampled_from(MEMBERS)), events)
-def test_a_member_that_may_lead_has_everything_that_was_answered(confirmed, happening):
+def test_any_member_that_may_lead_has_all_answered_messages(confirmed, happening):
     world = StoreAndCopies(confirmed)
     for event in happening:
         world.happen(*event)
@@ -82,7 +82,7 @@ def test_a_follower_joins_under_load():
     assert "m1" in world.set.present
 
 
-def test_who_is_late_is_dropped_and_waited_for_until_the_store_knows():
+def test_a_late_member_is_waited_for_until_the_store_confirms_its_removal():
     in_sync = InSyncSet(("m1", "m2"))
     in_sync.note_copied("m1", 100, 0)
     in_sync.note_copied("m2", 50, 0)
@@ -94,7 +94,7 @@ def test_who_is_late_is_dropped_and_waited_for_until_the_store_knows():
     assert in_sync.has_copied(100)
 
 
-def test_the_former_leader_is_not_waited_for():
+def test_the_former_leader_is_not_kept_in_sync():
     in_sync = InSyncSet(("m1", "m2"), former="m1")
 
     assert in_sync.next_change() == {"m2"}

@@ -1,4 +1,4 @@
-"""The search for an order of what clients saw finds what a trial of all orders finds."""
+"""The search for a possible order agrees with trying all orders."""
 
 from itertools import combinations, permutations
 
@@ -36,7 +36,7 @@ def history(*operations):
 
 
 def decided(state, action):
-    """Do something to a transaction; None where it cannot be."""
+    """Apply an action to a transaction; None if that is impossible."""
     if isinstance(action, Show):
         return state if state in action.states else None
     if action.state == OPEN:
@@ -45,7 +45,7 @@ def decided(state, action):
 
 
 def appended(log, action):
-    """Do something to a queue; None where it cannot be."""
+    """Apply an action to a queue; None if that is impossible."""
     match action:
         case Append(messages, offset):
             return None if offset not in (None, len(log)) else log + messages
@@ -56,9 +56,9 @@ def appended(log, action):
 
 
 def has_order(operations, start, do):
-    """Whether any order of these, without some that had no answer, is possible."""
-    answered = [one for one in operations if one.ended is not None]
-    silent = [one for one in operations if one.ended is None]
+    """Whether an order of the operations exists; unanswered ones may be left out."""
+    answered = [operation for operation in operations if operation.ended is not None]
+    silent = [operation for operation in operations if operation.ended is None]
     return any(
         in_time(order) and follows(order, start, do)
         for count in range(len(silent) + 1)
@@ -99,7 +99,7 @@ def timed(draw, action):
     if isinstance(action, Write | Append) and draw(st.booleans()):
         ended = None
         if isinstance(action, Append):
-            action = Append(action.messages)  # The answer would say where.
+            action = Append(action.messages)  # The answer would say at which offset.
     return Operation(begun, ended, "a client", action)
 
 
@@ -121,14 +121,14 @@ def queue_histories(draw):
 
 
 @given(st.lists(STATE_ACTIONS.flatmap(timed), max_size=6))
-def test_a_transaction_is_judged_as_by_a_trial_of_every_order(operations):
+def test_a_transaction_history_is_judged_as_by_trying_every_order(operations):
     found = contradiction("t1", operations)
 
     assert (found is None) == has_order(operations, ABSENT, decided), found
 
 
 @given(queue_histories())
-def test_a_queue_is_judged_as_by_a_trial_of_every_order(operations):
+def test_a_queue_history_is_judged_as_by_trying_every_order(operations):
     found = contradiction("queue", operations)
 
     assert (found is None) == has_order(operations, (), appended), found
@@ -182,7 +182,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_contradiction_is_refused_and_names_its_key(case):
+def test_a_contradictory_history_is_refused_with_its_key(case):
     assert contradiction("t1 of bank", history(*REFUSED[case])).startswith("t1 of bank: ")
 
 
@@ -212,11 +212,11 @@ POSSIBLE = {
 
 
 @pytest.mark.parametrize("case", POSSIBLE)
-def test_what_is_possible_is_not_refused(case):
+def test_a_possible_history_is_not_refused(case):
     assert contradiction("t1 of bank", history(*POSSIBLE[case])) is None
 
 
-def test_a_report_shows_what_contradicts_and_nothing_else():
+def test_a_report_shows_only_the_contradicting_operations():
     before = [(0, number + 1, Append((f"m{number}",), number)) for number in range(300)]
     stale = [(400, 401, Append(("late",), 300)), (402, 403, Read(299, ("m299", "late")))]
     reads = [(500 + number, 501 + number, Read(number, (f"m{number}",))) for number in range(300)]
@@ -229,7 +229,7 @@ def test_a_report_shows_what_contradicts_and_nothing_else():
     ]
 
 
-def test_thousands_of_operations_with_many_at_a_time_are_judged_in_moments():
+def test_thousands_of_concurrent_operations_are_judged_quickly():
     sends = [(number, number + 30, Append((f"m{number}",), number)) for number in range(3000)]
     lost = [(number, None, Append((f"lost{number}",))) for number in range(0, 3000, 30)]
     reads = [(number + 40, number + 70, Read(number, (f"m{number}",))) for number in range(3000)]

@@ -1,4 +1,4 @@
-"""The open transactions against a plain dictionary, and their checkpoints against a plain list."""
+"""Open transactions compared with a dictionary, and their checkpoints with a list."""
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -79,7 +79,7 @@ class Transactions(RuleBasedStateMachine):
 
     @rule(part=st.floats(0, 1))
     def save(self, part):
-        """A checkpoint of some of what happened; a restart would know just that."""
+        """A checkpoint of some events; a restart would know exactly these."""
         end = self.saved_to + int((self.end + 1 - self.saved_to) * part)
         changes = self.pending.changes_before(end)
         self.pending.saved_before(end)

@@ -1,4 +1,4 @@
-"""What we read from a properties text is what java.util.Properties reads from it."""
+"""Properties texts are read as java.util.Properties reads them."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from py4j.protocol import Py4JJavaError
 
 from txmq.settings.property_lines import PropertyError, read_properties
 
-# Few characters, those that mean something: so most texts have several rules meet.
+# Few characters, all with a meaning, so that most texts combine several rules.
 MARKS = st.text(st.sampled_from("ab =:#!\\\t\f\n\r\\\\nué\u4e2d0"), max_size=24)
 PIECES = st.lists(
     st.sampled_from(
@@ -52,7 +52,7 @@ def ours(text):
 
 
 @given(text=MARKS | PIECES)
-def test_we_read_what_java_reads(java, text):
+def test_properties_files_are_read_as_java_reads_them(java, text):
     if text.rstrip().endswith("\\"):
         text += "end"  # To Java a lone backslash at the very end is an entry without a name.
 

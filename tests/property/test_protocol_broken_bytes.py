@@ -50,7 +50,7 @@ def read_stream(data):
 
 
 def read_command(part):
-    """All that anybody may ask of a command."""
+    """Read everything that a command offers."""
     command = decode(part)
     assert (command.kind, command.body) == (part[0], part[2])
     assert -(2**31) <= command.opaque < 2**31
@@ -61,15 +61,15 @@ def read_command(part):
             command.read(shape)
         except RemoteProtocolError:
             continue
-    assert all(isinstance(each, str) for pair in command.field_map().items() for each in pair)
+    assert all(isinstance(text, str) for pair in command.field_map().items() for text in pair)
 
 
 def read_records(data):
-    for each in record.unpack_all(data):
-        assert each.offset_id
-        assert isinstance(each.property_map(), dict)
+    for message in record.unpack_all(data):
+        assert message.offset_id
+        assert isinstance(message.property_map(), dict)
         try:
-            each.plain_body()
+            message.plain_body()
         except RemoteProtocolError:
             continue
 
@@ -127,7 +127,7 @@ READERS = {
 
 @pytest.mark.parametrize("name", READERS)
 @given(data=st.data())
-def test_a_broken_thing_is_read_or_refused(name, data):
+def test_broken_frames_headers_and_records_are_read_or_refused(name, data):
     read, intact = READERS[name]
 
     with suppress(RemoteProtocolError):
@@ -136,7 +136,7 @@ def test_a_broken_thing_is_read_or_refused(name, data):
 
 @pytest.mark.parametrize("name", READERS)
 @given(data=st.binary(max_size=200))
-def test_noise_is_read_or_refused(name, data):
+def test_random_bytes_are_read_or_refused(name, data):
     read, _ = READERS[name]
 
     with suppress(RemoteProtocolError):
@@ -147,8 +147,8 @@ GOLDEN = Path(__file__).parents[1] / "interop" / "golden"
 
 
 def golden(*patterns):
-    """Bytes of real clients and brokers."""
-    files = sorted(each for pattern in patterns for each in GOLDEN.glob(pattern))
+    """Recorded bytes of real clients and brokers."""
+    files = sorted(path for pattern in patterns for path in GOLDEN.glob(pattern))
     assert files
     return st.sampled_from(files).map(Path.read_bytes)
 
@@ -167,7 +167,7 @@ REAL = {
 
 @pytest.mark.parametrize("name", REAL)
 @given(data=st.data())
-def test_real_bytes_after_an_accident_are_read_or_refused(name, data):
+def test_damaged_golden_bytes_are_read_or_refused(name, data):
     read, intact = REAL[name]
 
     with suppress(RemoteProtocolError):
@@ -178,7 +178,7 @@ def test_real_bytes_after_an_accident_are_read_or_refused(name, data):
 @given(data=st.data())
 @PER_SHAPE
 def test_a_broken_body_is_read_or_refused(shape, data):
-    """Its own text broken, and another body's text."""
+    """Its own damaged text, or the text of another body."""
     text = data.draw(broken((struct(shape) | ANY_BODY).map(lambda body: body.write())))
 
     with suppress(RemoteProtocolError):
@@ -191,8 +191,8 @@ def test_a_broken_body_is_read_or_refused(shape, data):
     st.sampled_from([b"", b",", b" "]),
 )
 @PER_SHAPE
-def test_fields_of_any_kind_are_read_or_refused(shape, values, trailer):
-    """Under the right names, so that each value meets its type; the comma takes the slow way."""
+def test_header_fields_of_any_type_are_read_or_refused(shape, values, trailer):
+    """With the right names, so that each value meets its type; a comma takes the slow path."""
     names = list(shape.__struct_encode_fields__) or ["x"]
     fields = {names[number % len(names)]: value for number, value in values.items()}
     text = msgspec.json.encode({"code": 1, "extFields": fields})
@@ -210,7 +210,7 @@ NUMBER_TEXTS = st.sampled_from(
 @pytest.mark.parametrize("shape", HEADER_SHAPES, ids=lambda shape: shape.__name__)
 @given(text=NUMBER_TEXTS, kind=st.sampled_from([JSON, BINARY]))
 @PER_SHAPE
-def test_odd_numbers_are_read_or_refused(shape, text, kind):
+def test_odd_number_texts_in_headers_are_read_or_refused(shape, text, kind):
     fields = dict.fromkeys(shape.__struct_encode_fields__, text)
     (part,) = FrameReader().feed(encode(1, 1, fields, kind=kind))
 
@@ -224,7 +224,7 @@ def test_odd_numbers_are_read_or_refused(shape, text, kind):
     st.binary(max_size=300),
     st.data(),
 )
-def test_a_broken_compressed_body_is_opened_or_refused(algorithm, other_flags, body, data):
+def test_a_broken_compressed_body_is_decompressed_or_refused(algorithm, other_flags, body, data):
     bits, smaller = compress(body, algorithm)
     smaller = data.draw(broken(st.just(smaller)))
 
@@ -247,7 +247,7 @@ def test_a_broken_message_id_is_read_or_refused(text):
 
 
 @given(st.text())
-def test_properties_have_no_broken_form(text):
+def test_any_text_parses_as_properties(text):
     found = properties.parse(text)
 
     assert all(name and value for name, value in found.items())
@@ -266,8 +266,8 @@ def test_a_reader_never_holds_more_than_its_limit(data, limit):
 
 
 @given(st.binary(max_size=60), FIELD_MAPS)
-def test_writers_write_or_say_it_is_our_fault(noise, fields):
-    """Half characters come out of file names and settings of broken machines."""
+def test_unencodable_text_is_written_or_raises_a_local_error(noise, fields):
+    """Lone surrogates come from file names and settings of misconfigured machines."""
     half = noise.decode("utf-8", "surrogateescape")
 
     for kind in (JSON, BINARY):
@@ -283,7 +283,7 @@ BIG = (2**31 - 1).to_bytes(4, "big")
 
 
 def claims(data):
-    """The same bytes with an enormous number at every place."""
+    """The same bytes with a huge number at every position."""
     return [data[:at] + BIG + data[at + 4 :] for at in range(len(data))]
 
 
@@ -321,7 +321,7 @@ def _a_record():
         ),
     ],
 )
-def test_a_claimed_length_costs_nothing(read, intact):
+def test_a_false_length_field_allocates_little_memory(read, intact):
     tracemalloc.start()
     try:
         for data in claims(intact):

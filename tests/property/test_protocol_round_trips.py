@@ -1,4 +1,4 @@
-"""What is written is read again as it was: everything the protocol carries, in every form."""
+"""Everything that the protocol carries survives a round trip, in every encoding."""
 
 import json
 
@@ -51,8 +51,8 @@ def only(data):
 
 
 @given(st.lists(st.tuples(KINDS, BYTES, BYTES), max_size=5), st.data())
-def test_frames_survive_any_cutting_of_their_stream(frames, data):
-    stream = b"".join(frame(*each) for each in frames)
+def test_frames_survive_any_split_of_the_stream(frames, data):
+    stream = b"".join(frame(*parts) for parts in frames)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=12)))
     reader = FrameReader()
 
@@ -65,7 +65,7 @@ def test_frames_survive_any_cutting_of_their_stream(frames, data):
 
 
 @given(st.tuples(KINDS, BYTES, BYTES), st.data())
-def test_a_reader_holds_exactly_what_is_not_complete(part, data):
+def test_a_reader_holds_exactly_the_incomplete_frame(part, data):
     stream = frame(*part)
     cut = data.draw(st.integers(0, len(stream) - 1))
     reader = FrameReader()
@@ -80,7 +80,7 @@ def test_a_reader_holds_exactly_what_is_not_complete(part, data):
 @pytest.mark.parametrize("shape", HEADER_SHAPES, ids=lambda shape: shape.__name__)
 @given(data=st.data(), opaque=INT32, body=BYTES)
 @PER_SHAPE
-def test_a_request_s_header_survives_in_json(shape, data, opaque, body):
+def test_a_request_header_survives_a_json_round_trip(shape, data, opaque, body):
     header = data.draw(struct(shape))
 
     command = decode(only(encode(10, opaque, header, body=body)))
@@ -92,7 +92,7 @@ def test_a_request_s_header_survives_in_json(shape, data, opaque, body):
 @pytest.mark.parametrize("shape", HEADER_SHAPES, ids=lambda shape: shape.__name__)
 @given(data=st.data(), opaque=INT32, body=BYTES)
 @PER_SHAPE
-def test_a_request_s_header_survives_in_binary(shape, data, opaque, body):
+def test_a_request_header_survives_a_binary_round_trip(shape, data, opaque, body):
     header = data.draw(struct(shape))
 
     command = decode(only(encode(10, opaque, header, body=body, kind=BINARY)))
@@ -104,8 +104,8 @@ def test_a_request_s_header_survives_in_binary(shape, data, opaque, body):
 @pytest.mark.parametrize("shape", HEADER_SHAPES, ids=lambda shape: shape.__name__)
 @given(data=st.data())
 @PER_SHAPE
-def test_a_header_reads_the_same_from_text_and_from_numbers_and_truths(shape, data):
-    """ali-ons and the C++ client leave quotes away where Java has them."""
+def test_a_json_header_may_have_unquoted_numbers_and_booleans(shape, data):
+    """ali-ons and the C++ client omit quotes where Java writes them."""
     header = data.draw(struct(shape))
     bare = {
         theirs: getattr(header, ours)
@@ -121,7 +121,9 @@ def test_a_header_reads_the_same_from_text_and_from_numbers_and_truths(shape, da
 
 
 @given(FIELD_MAPS, KINDS, INT32, st.integers(-(2**15), 2**15 - 1), st.none() | NONEMPTY, BYTES)
-def test_an_answer_survives_in_the_form_of_its_request(fields, kind, opaque, code, remark, body):
+def test_an_answer_survives_a_round_trip_in_its_requests_encoding(
+    fields, kind, opaque, code, remark, body
+):
     to = decode(only(encode(10, opaque, kind=kind)))
 
     command = decode(only(answer(to, code, fields, body=body, remark=remark)))
@@ -144,7 +146,7 @@ def test_an_answer_survives_in_the_form_of_its_request(fields, kind, opaque, cod
         FIELD_MAPS,
     )
 )
-def test_a_binary_header_survives(header):
+def test_a_binary_header_survives_a_round_trip(header):
     assert header_binary.unpack(header_binary.pack(header)) == header
 
 
@@ -154,7 +156,7 @@ def test_a_binary_header_survives(header):
 @pytest.mark.parametrize("shape", BODY_SHAPES, ids=lambda shape: shape.__name__)
 @given(data=st.data())
 @PER_SHAPE
-def test_a_body_survives(shape, data):
+def test_a_body_survives_a_round_trip(shape, data):
     body = data.draw(struct(shape))
 
     written = body.write()
@@ -166,8 +168,8 @@ def test_a_body_survives(shape, data):
 @pytest.mark.parametrize("shape", BODY_SHAPES, ids=lambda shape: shape.__name__)
 @given(data=st.data())
 @PER_SHAPE
-def test_a_body_reads_the_same_through_the_dialect(shape, data):
-    """A trailing comma makes the strict reader give up."""
+def test_a_body_with_a_trailing_comma_reads_the_same_in_the_fastjson_dialect(shape, data):
+    """A trailing comma makes the strict reader fail."""
     body = data.draw(struct(shape))
     written = body.write()
     assume(written != b"{}")
@@ -176,14 +178,14 @@ def test_a_body_reads_the_same_through_the_dialect(shape, data):
 
 
 @given(st.dictionaries(struct(MessageQueue), INT64, max_size=4))
-def test_a_map_by_queue_survives(entries):
+def test_a_map_keyed_by_queue_survives_a_round_trip(entries):
     data = b'{"offsetTable":' + queue_map(entries) + b"}"
 
     assert read_queue_map(data, "offsetTable", int) == entries
 
 
 @given(st.dictionaries(struct(MessageQueue), struct(OffsetPair), max_size=4))
-def test_a_map_of_bodies_by_queue_survives(entries):
+def test_a_map_of_structs_keyed_by_queue_survives_a_round_trip(entries):
     data = b'{"consumeTps":1.5,"offsetTable":' + queue_map(entries) + b"}"
 
     assert read_queue_map(data, "offsetTable", OffsetPair) == entries
@@ -193,7 +195,7 @@ def test_a_map_of_bodies_by_queue_survives(entries):
 
 
 @given(records())
-def test_a_record_survives(one):
+def test_a_stored_record_survives_a_round_trip(one):
     data = record.pack(one)
 
     assert record.unpack(data) == (one, len(data))
@@ -202,17 +204,17 @@ def test_a_record_survives(one):
 
 
 @given(st.lists(records(), max_size=4))
-def test_the_records_of_a_pull_survive(several):
+def test_the_records_of_a_pull_survive_a_round_trip(several):
     assert list(record.unpack_all(b"".join(map(record.pack, several)))) == several
 
 
 @given(st.lists(BATCH_ITEMS, min_size=1, max_size=5))
-def test_a_batch_survives(items):
+def test_a_batch_survives_a_round_trip(items):
     assert batch.unpack(batch.pack(items)) == items
 
 
 @given(st.dictionaries(PLAIN, PLAIN, max_size=6))
-def test_properties_survive(values):
+def test_properties_survive_a_round_trip(values):
     text = properties.render(values)
 
     assert properties.parse(text) == values
@@ -224,8 +226,8 @@ PAIR_TEXTS = st.text("ab\x01\x02", max_size=30)
 
 @given(PAIR_TEXTS, st.sampled_from(["a", "b", "ab", "aa"]))
 @example("a\x01b\x02a\x01\x02", "a")
-def test_one_property_is_found_and_taken_out_as_if_all_were_parsed(text, name):
-    """Whatever a client wrote: doubled, cut short, empty."""
+def test_finding_and_removing_one_property_agrees_with_parsing_all(text, name):
+    """For anything a client may write: repeated, truncated or empty properties."""
     whole = properties.parse(text)
 
     assert properties.find(text, name) == whole.get(name)
@@ -234,14 +236,14 @@ def test_one_property_is_found_and_taken_out_as_if_all_were_parsed(text, name):
 
 
 @given(PAIR_TEXTS, st.dictionaries(PLAIN, PLAIN, max_size=3))
-def test_joined_properties_hold_both_and_the_later_ones_count(text, more):
+def test_joined_properties_hold_both_sets_and_later_values_win(text, more):
     joined = properties.join(text, properties.render(more))
 
     assert properties.parse(joined) == properties.parse(text) | more
 
 
 @given(st.dictionaries(TEXT, TEXT, max_size=4))
-def test_properties_are_written_readably_or_refused(values):
+def test_any_properties_are_rendered_readably_or_refused(values):
     try:
         text = properties.render(values)
     except ProtocolError:
@@ -252,7 +254,7 @@ def test_properties_are_written_readably_or_refused(values):
 
 
 @given(st.ip_addresses(), st.integers(0, 65535), INT64)
-def test_an_offset_id_survives(address, port, position):
+def test_an_offset_id_survives_a_round_trip(address, port, position):
     packed = host_bytes(str(address), port)
 
     text = offset_id(packed, position)
@@ -274,7 +276,7 @@ def test_a_unique_id_always_has_32_characters(address, process, seed, month_ms, 
 
 
 @given(st.text())
-def test_the_hash_is_a_signed_32_bit_number(text):
+def test_string_hash_agrees_with_javas_as_a_signed_32_bit_number(text):
     units = text.encode("utf-16-be", "surrogatepass")
     slow = 0
     for high, low in zip(units[::2], units[1::2], strict=True):
@@ -287,7 +289,7 @@ def test_the_hash_is_a_signed_32_bit_number(text):
 
 
 @given(BYTES | st.binary(min_size=500, max_size=3000), st.sampled_from(["zlib", "lz4", "zstd"]))
-def test_a_compressed_body_survives(body, algorithm):
+def test_a_compressed_body_survives_a_round_trip(body, algorithm):
     bits, smaller = compress(body, algorithm)
 
     assert decompress(bits, smaller) == body
@@ -295,7 +297,7 @@ def test_a_compressed_body_survives(body, algorithm):
 
 
 @given(st.dictionaries(TEXT, TEXT, max_size=4))
-def test_settings_survive(settings):
+def test_java_properties_survive_a_round_trip(settings):
     assert java.loads(java.dumps(settings)) == settings
 
 
@@ -303,7 +305,7 @@ def test_settings_survive(settings):
 
 
 @given(JSON_VALUES, st.booleans(), st.sampled_from([None, 0, 2]))
-def test_json_means_in_the_dialect_what_it_means_in_json(value, ascii_only, indent):
+def test_json_reads_the_same_in_the_fastjson_dialect(value, ascii_only, indent):
     text = json.dumps(value, ensure_ascii=ascii_only, indent=indent)
 
     assert fastjson.loads(text.encode()) == value
@@ -321,12 +323,12 @@ def strict(data):
     value = json.loads(
         data.decode(), parse_constant=no, parse_int=short(int), parse_float=short(float)
     )
-    json.dumps(value, ensure_ascii=False).encode()  # half characters raise here
+    json.dumps(value, ensure_ascii=False).encode()  # lone surrogates raise here
     return value
 
 
 @given(broken(JSON_VALUES.map(lambda value: json.dumps(value).encode())))
-def test_whatever_strict_json_accepts_the_dialect_accepts_with_the_same_value(data):
+def test_the_dialect_reads_all_strict_json_to_the_same_value(data):
     try:
         value = strict(data)
     except (ValueError, RecursionError):
@@ -342,11 +344,11 @@ def dialect(draw, value):
     comma = draw(st.sampled_from(["", ","]))
     if isinstance(value, dict):
         members = [
-            f"{gap}{draw(key(name))}{gap}:{draw(dialect(each))}" for name, each in value.items()
+            f"{gap}{draw(key(name))}{gap}:{draw(dialect(item))}" for name, item in value.items()
         ]
         return "{" + ",".join(members) + (comma if members else "") + gap + "}"
     if isinstance(value, list):
-        items = [gap + draw(dialect(each)) for each in value]
+        items = [gap + draw(dialect(item)) for item in value]
         return "[" + ",".join(items) + (comma if items else "") + gap + "]"
     if isinstance(value, str):
         return gap + draw(quoted(value))
@@ -358,15 +360,15 @@ def quoted(draw, text):
     quote = draw(st.sampled_from("\"'"))
     escape_all = draw(st.booleans())
     written = ""
-    for each in text:
-        if each in (quote, "\\"):
-            written += "\\" + each
-        elif escape_all and ord(each) < 0x100:
-            written += f"\\x{ord(each):02X}"
+    for sign in text:
+        if sign in (quote, "\\"):
+            written += "\\" + sign
+        elif escape_all and ord(sign) < 0x100:
+            written += f"\\x{ord(sign):02X}"
         elif escape_all:
-            written += json.dumps(each)[1:-1]
+            written += json.dumps(sign)[1:-1]
         else:
-            written += each
+            written += sign
     return quote + written + quote
 
 
@@ -376,21 +378,21 @@ def key(name):
 
 
 @given(st.data(), JSON_VALUES)
-def test_the_dialect_is_read_in_every_way_it_can_be_written(data, value):
+def test_every_way_to_write_a_value_in_the_dialect_is_read(data, value):
     text = data.draw(dialect(value))
 
     assert fastjson.loads(text.encode()) == value
 
 
 @given(st.dictionaries(NONEMPTY, st.none() | INT64 | TEXT, max_size=4), INT64)
-def test_an_object_used_as_a_key_can_be_read_back(members, value):
+def test_an_object_used_as_a_map_key_survives_a_round_trip(members, value):
     written = fastjson.object_keyed([(members, value)])
 
     assert fastjson.loads(written) == {tuple(sorted(members.items())): value}
 
 
 @given(st.integers(), st.booleans())
-def test_a_number_is_read_exactly_or_refused(number, quoted_too):
+def test_an_integer_is_read_exactly_or_refused_as_too_long(number, quoted_too):
     try:
         found = fastjson.loads(str(number).encode())
     except RemoteProtocolError:

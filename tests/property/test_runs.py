@@ -1,4 +1,4 @@
-"""Requests that are served together end as those that are served one by one.
+"""Requests served together end like requests served one by one.
 
 The same bytes come to two brokers; one of them takes no runs. Their logs, their indexes and their
 answers must be equal.
@@ -79,7 +79,7 @@ _rounds = st.lists(_blocks, min_size=3, max_size=8).map(lambda blocks: [*chain(*
 
 
 def _unique_of(op, opaque):
-    """A new id, or seldom one that others may have, too."""
+    """A new id, or rarely one that other requests use too."""
     return f"V{opaque}" if op.number % 8 != 7 else op.unique
 
 
@@ -120,7 +120,7 @@ def _frame(op, opaque, places):
     code, header, body = _header(op, opaque, places)
     flag = ONEWAY if op.oneway else 0
     if op.twist == "of answers" and op.oneway:
-        flag = 1  # It claims to be an answer, for which nobody waits.
+        flag = 1  # It claims to be an answer that nobody waits for.
     kind = BINARY if op.spelling == "binary" and op.what != "broken" else JSON
     frame = commands.encode(code, opaque, header, body=body, flag=flag, kind=kind)
     if op.spelling in ("plain", "binary") and op.what != "broken":
@@ -142,7 +142,7 @@ def _frame(op, opaque, places):
 
 
 class _Outcome:
-    """What a broker has answered and kept."""
+    """The answers and files of a broker."""
 
     def __init__(self):
         self.answers = []
@@ -228,7 +228,7 @@ _SMALL = 2 * SPAN_BYTES_MAX
     pending_max=st.sampled_from([1000, 1000, 30]),
     segment_size=st.sampled_from([_SMALL, 64 * _SMALL]),
 )
-def test_requests_end_alike_together_and_one_by_one(rounds, pending_max, segment_size):
+def test_requests_served_together_and_one_by_one_end_alike(rounds, pending_max, segment_size):
     together = _serve(rounds, pending_max, segment_size)
     whole = Dispatcher.run_codes
     Dispatcher.run_codes = ()

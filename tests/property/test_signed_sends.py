@@ -90,14 +90,14 @@ def is_right(fields, body):
     st.binary(max_size=300),
     st.data(),
 )
-def test_a_send_is_allowed_exactly_when_the_plain_rule_allows_it(fields, account, body, data):
+def test_a_signed_send_is_allowed_exactly_if_the_plain_rules_allow_it(fields, account, body, data):
     authorizer = Authorizer(SimpleNamespace(value=RULES))
     signed = sign(fields, account, body)
     request = received(signed, body)
     assert type(request.ext) is SignedSend
     assert is_allowed(authorizer, request) == is_right(signed, body)
 
-    # One thing is changed after it was signed, at a broker that has just allowed the original.
+    # One field is changed after signing, at a broker that just allowed the original.
     name = data.draw(st.sampled_from([*sorted(FIELD_CHANGES), "body"]))
     changed, changed_body = dict(signed), body
     if name == "body":
@@ -117,7 +117,7 @@ FIELD_CHANGES = {
 
 
 @given(st.sampled_from([*USUAL, "AccessKey", "Signature"]))
-def test_a_send_that_lost_a_field_is_refused(name):
+def test_a_signed_send_without_one_of_its_fields_is_refused(name):
     signed = sign(USUAL, "publisher", b"body")
     authorizer = Authorizer(SimpleNamespace(value=RULES))
     assert is_allowed(authorizer, received(signed, b"body"))

@@ -79,7 +79,7 @@ class Store(RuleBasedStateMachine):
     def put(self, place, size, key):
         self.count += 1
         self._make_room(size)
-        before = [each.placed.offset for each in self.log + self.staged if each.place == place]
+        before = [entry.placed.offset for entry in self.log + self.staged if entry.place == place]
 
         placed = self.shelf.put(b"%d" % self.count + b"." * size, *place, keys=key)
 
@@ -89,7 +89,7 @@ class Store(RuleBasedStateMachine):
     def _make_room(self, size):
         """As a flusher does, end the turn before what follows a marker is too much."""
         is_much = size > SMALL or self.shelf.store.log.staged_bytes > TURN_BYTES
-        if is_much and any(each.kind for each in self.staged):
+        if is_much and any(entry.kind for entry in self.staged):
             self.write()
 
     @rule(
@@ -104,21 +104,21 @@ class Store(RuleBasedStateMachine):
 
         half = self.shelf.prepare(body, *place, unique=unique, keys=key)
 
-        before = [each for each in self.log + self.staged if each.place == HALVES]
+        before = [entry for entry in self.log + self.staged if entry.place == HALVES]
         assert half.offset == max(self.lows[HALVES], len(before))
         placed = Placed(*HALVES, half.offset, half.position, body)
         self.staged.append(Message(placed, key, self.shelf.store.log.last_ms, unique))
 
     def open_halves(self):
-        """Those that are open, and whether they are parked, by what was seen."""
+        """The open transactions, and whether they are parked, by the visible log."""
         found = {}
-        for each in self.log[: self.seen]:
-            if each.place == HALVES:
-                found[each.unique] = each, False
-            elif each.kind is DecisionKind.PARKED:
-                found[each.unique] = found[each.unique][0], True
-            elif each.kind is not None:
-                del found[each.unique]
+        for entry in self.log[: self.seen]:
+            if entry.place == HALVES:
+                found[entry.unique] = entry, False
+            elif entry.kind is DecisionKind.PARKED:
+                found[entry.unique] = found[entry.unique][0], True
+            elif entry.kind is not None:
+                del found[entry.unique]
         return found
 
     @precondition(lambda self: self.open_halves())
@@ -287,7 +287,7 @@ class Store(RuleBasedStateMachine):
         self.shelf.restart()
 
         ends = {place: queue.max_offset for place, queue in self.shelf.queues().items()}
-        self.seen = sum(each.placed.offset < ends.get(each.place, 0) for each in self.log)
+        self.seen = sum(entry.placed.offset < ends.get(entry.place, 0) for entry in self.log)
         assert self.durable <= self.seen <= len(self.log)
         del self.log[self.seen :]
         self.durable = self.seen
@@ -307,8 +307,8 @@ class Store(RuleBasedStateMachine):
 
         start = self.shelf.store.log.start
         for place in EVERY_PLACE:
-            mine = [each.placed for each in self.log[: self.seen] if each.place == place]
-            kept = [each.offset for each in mine if each.position >= start]
+            mine = [entry.placed for entry in self.log[: self.seen] if entry.place == place]
+            kept = [entry.offset for entry in mine if entry.position >= start]
             end = mine[-1].offset + 1 if mine else 0
             self.lows[place] = max(self.lows[place], kept[0] if kept else end)
 
@@ -316,9 +316,9 @@ class Store(RuleBasedStateMachine):
     def delete_a_topic(self, topic):
         self.shelf.forget(topic)
 
-        for each in self.log[: self.seen]:
-            if each.placed.topic == topic:
-                self.lows[each.place] = max(self.lows[each.place], each.placed.offset + 1)
+        for entry in self.log[: self.seen]:
+            if entry.placed.topic == topic:
+                self.lows[entry.place] = max(self.lows[entry.place], entry.placed.offset + 1)
 
     @precondition(lambda self: self.shelf.index_files())
     @rule(
@@ -365,9 +365,9 @@ class Store(RuleBasedStateMachine):
         seen = self.log[: self.seen]
         queues = self.shelf.queues()
         for place in EVERY_PLACE:
-            mine = [each.placed for each in seen if each.place == place]
+            mine = [entry.placed for entry in seen if entry.place == place]
             low, high = self.lows[place], mine[-1].offset + 1 if mine else self.lows[place]
-            expected = {each.offset: each.body for each in mine if each.offset >= low}
+            expected = {entry.offset: entry.body for entry in mine if entry.offset >= low}
             if place in queues:
                 assert self.shelf.bodies(*place) == expected
                 assert queues[place].min_offset == low
@@ -378,20 +378,22 @@ class Store(RuleBasedStateMachine):
     @invariant()
     def every_message_is_found_by_its_key(self):
         seen = [
-            each for each in self.log[: self.seen] if each.placed.offset >= self.lows[each.place]
+            entry
+            for entry in self.log[: self.seen]
+            if entry.placed.offset >= self.lows[entry.place]
         ]
         for topic in "TU":
             for key in KEYS:
                 expected = [
-                    each.placed.body
-                    for each in reversed(seen)
-                    if (each.placed.topic, each.key) == (topic, key)
+                    entry.placed.body
+                    for entry in reversed(seen)
+                    if (entry.placed.topic, entry.key) == (topic, key)
                 ]
                 assert self.shelf.found_by_key(key, topic) == expected
-        plain = [each for each in seen if each.place in PLACES]
-        for each in plain[:1] + plain[-1:]:
-            found = self.shelf.found_by_key(each.key, each.placed.topic, each.at_ms, each.at_ms)
-            assert each.placed.body in found
+        plain = [entry for entry in seen if entry.place in PLACES]
+        for entry in plain[:1] + plain[-1:]:
+            found = self.shelf.found_by_key(entry.key, entry.placed.topic, entry.at_ms, entry.at_ms)
+            assert entry.placed.body in found
 
     @invariant()
     def every_transaction_is_open_until_it_is_decided(self):
@@ -409,9 +411,9 @@ class Store(RuleBasedStateMachine):
     @invariant()
     def what_is_on_its_way_is_known_and_what_failed_is_not(self):
         halves, on_its_way = self.shelf.store.halves, self.log[self.seen :] + self.staged
-        prepared = {each.unique for each in on_its_way if each.place == HALVES}
-        decided = {each.unique: each.kind for each in on_its_way if each.kind}
-        parked = {each.unique for each in on_its_way if each.kind is DecisionKind.PARKED}
+        prepared = {entry.unique for entry in on_its_way if entry.place == HALVES}
+        decided = {entry.unique: entry.kind for entry in on_its_way if entry.kind}
+        parked = {entry.unique for entry in on_its_way if entry.kind is DecisionKind.PARKED}
         assert halves.opening.keys() == {transaction_key(unique) for unique in prepared}
         assert halves.closing == {
             transaction_key(unique): kind
@@ -424,16 +426,16 @@ class Store(RuleBasedStateMachine):
     def every_decision_is_found_by_its_half_message(self):
         halves, last = self.shelf.store.halves, {}
         seen = self.log[: self.seen]
-        for each in seen:
-            if each.kind is not None:
-                last[each.unique] = each.kind
-        mine = [each for each in seen if each.place == HALVES]
-        for each in mine[:3] + mine[-3:]:
-            known = halves.half_of(each.placed.offset, each.placed.position)
-            assert (known is not None) == (each.placed.offset >= self.lows[HALVES])
+        for entry in seen:
+            if entry.kind is not None:
+                last[entry.unique] = entry.kind
+        mine = [entry for entry in seen if entry.place == HALVES]
+        for entry in mine[:3] + mine[-3:]:
+            known = halves.half_of(entry.placed.offset, entry.placed.position)
+            assert (known is not None) == (entry.placed.offset >= self.lows[HALVES])
             if known is not None:
                 decision = halves.decision_on(known[0])
-                assert (decision and decision.kind) == last.get(each.unique)
+                assert (decision and decision.kind) == last.get(entry.unique)
 
 
 TestStore = Store.TestCase

@@ -1,4 +1,4 @@
-"""Bytes that are no TLS, before and after a handshake: the connection ends, and nothing else."""
+"""Bytes that are not TLS, before or after a handshake, end only their connection."""
 
 import asyncio
 from types import SimpleNamespace
@@ -32,7 +32,7 @@ def contexts(authority):
 
 @given(pieces=GARBAGE, is_greeted=st.booleans(), is_required=st.booleans())
 @run_by(simulate, 1, timeout=3600.0)
-async def test_garbage_ends_its_connection_alone(
+async def test_garbage_on_a_tls_connection_ends_only_that_connection(
     world, /, contexts, pieces, is_greeted, is_required
 ):
     server, client = contexts

@@ -1,4 +1,4 @@
-"""The table of outcomes: every answer of a local transaction with everything a broker may say."""
+"""The table of outcomes: every local transaction state with every reply of a broker."""
 
 from itertools import product
 
@@ -27,12 +27,12 @@ BROKEN = {(COMMIT, EndReply.ROLLED_BACK), (ROLLBACK, EndReply.COMMITTED)}
 
 
 @pytest.mark.parametrize("pair", list(product(LocalTransactionState, EndReply)))
-def test_only_a_contrary_decision_has_no_outcome(pair):
+def test_only_contradicting_replies_have_no_outcome(pair):
     assert (pair in OUTCOMES) is (pair not in BROKEN)
 
 
 @pytest.mark.parametrize(("said", "heard"), OUTCOMES)
-def test_an_outcome_is_never_the_contrary_of_what_was_said(said, heard):
+def test_an_outcome_never_contradicts_the_decision_sent(said, heard):
     state, is_acknowledged = OUTCOMES[said, heard]
 
     assert state is AGREES[said]
@@ -41,8 +41,8 @@ def test_an_outcome_is_never_the_contrary_of_what_was_said(said, heard):
         assert state is not TransactionState.UNKNOWN
 
 
-def test_the_values_are_what_travels():
-    assert [each.value for each in LocalTransactionState] == [8, 12, 0]
+def test_local_transaction_states_have_rocketmqs_values():
+    assert [state.value for state in LocalTransactionState] == [8, 12, 0]
     assert set(SPELLINGS) == set(LocalTransactionState)
 
 
@@ -50,7 +50,7 @@ numbers = st.integers(0, 2**63 - 1)
 
 
 class Brokers:
-    """Connections to brokers that take every END; they keep them."""
+    """Connections to brokers that accept and record every END."""
 
     def __init__(self):
         self.ends = []
@@ -77,7 +77,7 @@ class Brokers:
 
 
 @given(offset=numbers, position=numbers, said=st.sampled_from(LocalTransactionState), xid=st.text())
-def test_an_end_names_the_half_message_by_both_its_places(offset, position, said, xid):
+def test_an_end_request_names_both_offsets_of_the_half_message(offset, position, said, xid):
     place = offset_id(host_bytes("10.0.0.1", 10911), position)
     sent = SendResult(SendStatus.OK, Queue("T", "b", 3), QueueOffset(offset), xid, place)
 
@@ -91,7 +91,7 @@ def test_an_end_names_the_half_message_by_both_its_places(offset, position, said
 
 
 @given(offset=numbers, position=numbers, said=st.sampled_from(LocalTransactionState))
-def test_the_answer_to_a_check_names_the_places_it_was_asked_about(offset, position, said):
+def test_the_answer_to_a_check_repeats_both_offsets_of_the_check(offset, position, said):
     asked = CheckState(offset, position, None, None)
 
     brokers = Brokers()

@@ -156,38 +156,38 @@ class Waits(RuleBasedStateMachine):
         return count
 
     def _on_their_way(self, *what):
-        return {each.name for each in self.log[self.seen :] + self.staged if each.what in what}
+        return {entry.name for entry in self.log[self.seen :] + self.staged if entry.what in what}
 
     def _done(self, *what):
-        return {each.name for each in self.log[: self.seen] if each.what in what}
+        return {entry.name for entry in self.log[: self.seen] if entry.what in what}
 
     def waiting(self):
-        """Those who wait, by what is seen."""
+        """The waiting messages, by the visible log."""
         gone = self._done("leaves", "recall")
         return {
-            each.name: each
-            for each in self.log[: self.seen]
-            if each.what == "joins" and each.name not in gone
+            entry.name: entry
+            for entry in self.log[: self.seen]
+            if entry.what == "joins" and entry.name not in gone
         }
 
     @precondition(lambda self: self._done("joins"))
     @rule(which=st.integers(0, 99))
     def recall(self, which):
-        joined = [each for each in self.log[: self.seen] if each.what == "joins"]
-        one = joined[which % len(joined)]
-        has_left = one.name in self._done("leaves") | self._on_their_way("leaves")
-        is_recalled = one.name in self._done("recall") | self._on_their_way("recall")
+        joined = [entry for entry in self.log[: self.seen] if entry.what == "joins"]
+        chosen = joined[which % len(joined)]
+        has_left = chosen.name in self._done("leaves") | self._on_their_way("leaves")
+        is_recalled = chosen.name in self._done("recall") | self._on_their_way("recall")
         position = self.shelf.store.log.next_position
         try:
-            record = self.schedule.find(TOPIC, one.name)
+            record = self.schedule.find(TOPIC, chosen.name)
             is_news = self.schedule.recall(record, self._postmark())
         except IllegalOperation:
-            assert has_left or one.position < self.shelf.store.log.start
+            assert has_left or chosen.position < self.shelf.store.log.start
             return
         assert not has_left, "what has left was recalled"
         assert is_news or is_recalled
         if is_news:
-            self.staged.append(Deed("recall", one.name, position))
+            self.staged.append(Deed("recall", chosen.name, position))
 
     # --- the disk ---
 
@@ -298,7 +298,7 @@ class Waits(RuleBasedStateMachine):
         self.shelf.restart()
 
         end = self.shelf.store.log.end
-        self.seen = sum(each.position < end for each in self.log)
+        self.seen = sum(entry.position < end for entry in self.log)
         assert self.durable <= self.seen
         del self.log[self.seen :]
         self.durable = self.seen
@@ -319,7 +319,7 @@ class Waits(RuleBasedStateMachine):
     def lose_indexes(self, which):
         files = self.shelf.index_files()
         self.shelf.close()
-        for path in {files[each % len(files)] for each in which}:
+        for path in {files[number % len(files)] for number in which}:
             self.disk.remove(path)
         self.kill()
 
@@ -354,12 +354,12 @@ class Waits(RuleBasedStateMachine):
         while self._leave(500):
             self._settle()
 
-        assert min((each.due_ms for each in self.waiting().values()), default=FOR_EVER) > self.now
+        assert min((entry.due_ms for entry in self.waiting().values()), default=FOR_EVER) > self.now
 
     @rule()
     def nobody_is_left(self):
         self._settle()
-        self.now = max([self.now, *(each.due_ms for each in self.log)])
+        self.now = max([self.now, *(entry.due_ms for entry in self.log)])
         self.whoever_is_due_comes()
         self.fill(10)
         self._settle()
@@ -387,11 +387,11 @@ class Waits(RuleBasedStateMachine):
     @invariant()
     def whoever_has_left_has_come_once(self):
         start = self.shelf.store.log.start
-        left = [each for each in self.log[: self.seen] if each.what == "leaves"]
-        assert len({each.name for each in left}) == len(left)
+        left = [entry for entry in self.log[: self.seen] if entry.what == "leaves"]
+        assert len({entry.name for entry in left}) == len(left)
         bodies = self.shelf.bodies(TOPIC)
         assert [_name(body) for body in bodies.values()] == [
-            each.name for each in left if each.position >= start
+            entry.name for entry in left if entry.position >= start
         ]
 
     @invariant()
@@ -403,7 +403,7 @@ class Waits(RuleBasedStateMachine):
 
     @invariant()
     def the_log_is_kept_for_those_who_wait(self):
-        oldest = min((each.position for each in self.waiting().values()), default=None)
+        oldest = min((entry.position for entry in self.waiting().values()), default=None)
         if oldest is not None:
             assert self.shelf.store.log.start <= self.delays.pinned() <= oldest
 

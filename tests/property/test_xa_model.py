@@ -17,7 +17,7 @@ BANKS = ("icbc", "ccb")
 
 
 class World:
-    """What outlives everybody."""
+    """The state that outlives all programs."""
 
     def __init__(self):
         self.prepared = set()
@@ -26,7 +26,7 @@ class World:
         self.told = None
 
     def claim(self, state):
-        """Insert a row unless there is one; the row that is there."""
+        """Insert a row unless one exists; return the row that is there."""
         if self.row is None:
             self.row = state
         return self.row
@@ -105,7 +105,7 @@ def recovery(world, horizon=0.0):
 def play(first, others, turns, dies_at):
     """Everybody takes turns as told; then who is left goes on to the end, one after the other."""
     world = World()
-    running = {0: first(world)} | {n: each(world) for n, each in enumerate(others, 1)}
+    running = {0: first(world)} | {n: program(world) for n, program in enumerate(others, 1)}
     steps = 0
     for turn in [*turns, *sorted(running) * 20]:
         if turn not in running or (turn == 0 and steps == dies_at):
@@ -113,7 +113,7 @@ def play(first, others, turns, dies_at):
         steps += turn == 0
         if next(running[turn], "over") == "over":
             del running[turn]
-    for _ in recovery(world):  # And somebody looks once more.
+    for _ in recovery(world):  # A last recovery looks once more.
         pass
     if world.told is None and dies_at is not None:
         for _ in check(world):
@@ -138,7 +138,7 @@ def agrees(world):
     turns=st.lists(st.integers(0, 3), max_size=30),
     dies_at=st.none() | st.integers(0, 9),
 )
-def test_both_banks_do_the_same_in_every_order(first, others, turns, dies_at):
+def test_both_banks_end_alike_in_any_order_of_steps(first, others, turns, dies_at):
     agrees(play(first, others, turns, dies_at))
 
 
@@ -146,7 +146,7 @@ def test_both_banks_do_the_same_in_every_order(first, others, turns, dies_at):
 @pytest.mark.parametrize("other", [check, recovery])
 @pytest.mark.parametrize("dies_at", [None, *range(10)])
 @pytest.mark.parametrize("goes_first", range(10))
-def test_whoever_comes_at_whichever_moment_and_whoever_dies_at_whichever(
+def test_both_banks_end_alike_if_a_rival_starts_or_a_program_dies_at_any_step(
     other, dies_at, goes_first
 ):
     for length in range(6):
@@ -154,7 +154,7 @@ def test_whoever_comes_at_whichever_moment_and_whoever_dies_at_whichever(
         agrees(play(transaction, [other], turns, dies_at))
 
 
-def test_the_model_notices_a_protocol_that_decides_too_early():
+def test_the_model_rejects_a_protocol_that_decides_too_early():
     def hasty(world):
         world.prepared.add("icbc")
         yield

@@ -1,4 +1,4 @@
-"""Rules, transfers and results that tests of the days' ends begin with."""
+"""Rules, transfers and results that tests of a day's end start from."""
 
 import hashlib
 
@@ -15,7 +15,7 @@ from txmq.reconcile.transfer import TransferRows
 
 
 def rules(**changes):
-    """Those of two banks, without any ledger."""
+    """Rules of ICBC alone, without any ledger."""
     columns = written.EntryColumns(
         table="journal", key="key", account="account", amount="amount", booked="at",
         currency="currency", kind="kind", namespace="icbc",
@@ -30,7 +30,7 @@ def break_id(key):
 
 
 def transfer(key, class_):
-    """What is known of a transfer; of one class it says the same on every day."""
+    """The facts of a transfer; for the same class they are the same on every day."""
     number = int(hashlib.sha256(key.encode()).hexdigest()[:4], 16)
     last = number + list(Class).index(class_)
     return {
@@ -45,14 +45,14 @@ def transfer(key, class_):
 
 
 def explained(key, class_, more=None):
-    """What somebody has said of a transfer of this class; more of it."""
+    """Ann's explanation of a transfer of this class; ``more`` changes its facts."""
     known = transfer(key, class_) | (more or {})
     figures = {name: known[name] for name in FIGURES}
     return Explanation(break_id(key), class_, "ann", "a fee", 1, figures=figures)
 
 
 def run(day, run_id="a" * 16, *, parked=0, matched=10, is_final=True, version="1"):
-    """A run of a day with so many breaks."""
+    """A run of a day; ``parked`` is the number of its breaks."""
     totals = (
         Total("parked", "break", "CNY", parked, 0, 0, 0, 0, 100 * parked),
         Total("matched", "agreed", "CNY", matched, 0, 0, 0, 0, 0),

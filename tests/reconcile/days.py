@@ -1,4 +1,4 @@
-"""Whole days of two banks and a broker, written as extracts are, with defects planted among them.
+"""Whole days of two banks and a broker, written like extracts, with planted defects.
 
 The same plan gives the same rows. A day is made in slices of time, each of which becomes a part of
 every table, so that ten million transfers need no more memory than one slice.
@@ -96,7 +96,7 @@ RULES = Rules(
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a day shall be."""
+    """What a day is to contain."""
 
     transfers: int
     planted: int = 25
@@ -115,7 +115,7 @@ class Plan:
 
     @property
     def rules(self) -> Rules:
-        """Those the day is to be reconciled by."""
+        """The rules to reconcile the day by."""
         if not self.double_entry:
             return RULES
         banks = (
@@ -132,7 +132,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Written:
-    """Where a day lies, and what is true of it."""
+    """Where a day was written, and the truth about it."""
 
     folder: Path
     rows: dict[str, int]
@@ -147,9 +147,10 @@ class Written:
 
 
 def write_day(folder: Path, plan: Plan, before: Written | None = None) -> Written:
-    """Write a day: ``<folder>/<bank or log>/<table>/part-….parquet``, and ``truth`` beside them.
+    """Write a day: ``<folder>/<bank or log>/<table>/part-….parquet``, and ``truth`` next to them.
 
-    Its accounts open as the day before has closed them; what that left under way stays there.
+    Its accounts open with the closing balances of the day before. Transfers that were under way
+    then are not continued.
     """
     writer = _Writer(folder)
     books = _Books(plan)
@@ -166,7 +167,7 @@ def schema_of(table) -> pa.Schema:
 
 
 class _Writer:
-    """Parts of tables, and how many rows they have had."""
+    """Writes parts of tables and counts their rows."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -186,7 +187,7 @@ class _Writer:
 
 
 class _Books:
-    """What slices share: names, counters, and what every account has had."""
+    """What slices share: names, counters, and the sums of every account."""
 
     def __init__(self, plan):
         self.plan = plan
@@ -209,7 +210,7 @@ class _Books:
         self.later_rows = np.zeros_like(self.moved)
 
     def close(self, writer, before):
-        """Write what accounts had before, what they have had since, and what they have now."""
+        """Write the opening sums, the later sums and the balances of all accounts."""
         rng, size = self.rng, self.moved.size
         opening = rng.integers(10_000, 100_000_000, size) * (rng.random(size) < 0.9)
         counts = rng.integers(1, 50, size)
@@ -256,7 +257,7 @@ class _Books:
 
 
 def _slices(plan) -> Iterator["_Slice"]:
-    """The day, a slice after the other."""
+    """The day, slice by slice."""
     rng = np.random.default_rng([plan.seed, 1])
     kinds = np.repeat(np.arange(len(HONEST), len(SHAPES)), _how_many(plan.planted))
     places = rng.choice(plan.transfers, kinds.size, replace=False, shuffle=True)
@@ -267,8 +268,8 @@ def _slices(plan) -> Iterator["_Slice"]:
 
 
 def _how_many(planted):
-    """Of each shape, so that each class has enough."""
-    of_a_class = [sum(accident.class_ == other.class_ for other in PLANTED) for accident in PLANTED]
+    """How many of each shape to plant, so that each class has enough."""
+    of_a_class = [sum(accident.class_ == shape.class_ for shape in PLANTED) for accident in PLANTED]
     return [-(-planted // count) for count in of_a_class]
 
 
@@ -297,7 +298,7 @@ class _Slice:
         self.payee = self._accounts(HOT_PAYEES, 0.30)
 
     def _accounts(self, hot, share):
-        """Places in a bank; a few of them have much to do."""
+        """Numbers of accounts in a bank; a few accounts are busy."""
         rng = self.rng
         few = rng.integers(0, hot, self.size)
         many = rng.integers(0, self.plan.accounts, self.size)
@@ -324,7 +325,7 @@ class _Slice:
         return np.where(self.is_planted, inside, began)
 
     def rows(self, books):
-        """All that the slice writes: source, table and columns."""
+        """Everything the slice writes: source, table and columns."""
         rng, size = self.rng, self.size
         start, end = books.start_ms, books.end_ms
         began = self._began(start, end, self.plan.rules.day.grace_ms)
@@ -387,7 +388,7 @@ class _Slice:
         return {name: np.concatenate([leg[name] for leg in legs]) for name in legs[0]}
 
     def _others(self, books):
-        """Money that comes from outside, in two rows each."""
+        """Money from outside, two rows for each booking."""
         count = self.size // 200
         rng = self.rng
         bank = rng.integers(0, 2, count)
@@ -533,7 +534,7 @@ class _Slice:
         }
 
     def _truth(self, books, keys, legs):
-        """What the day is: classes as shapes say, but for what the cut-off has divided."""
+        """The truth of the day: classes as shapes say, unless the cut-off divides a transfer."""
         end = books.end_ms
         early = legs["recorded"] < end
         sums = {}
@@ -551,7 +552,7 @@ class _Slice:
             | ((state == "rolled_back") & (self.decided >= end))
         )
         classes = _of_shapes("class_")[self.shape]
-        # What its consumers have given up does not wait any more.
+        # A message that its consumers gave up no longer waits.
         dead = self._has("failure", "dead") & (self.decided + GIVEN_BACK_MS < end)
         classes = np.where(cut, np.where(dead, "dead-letter", "in-flight"), classes)
         at_risk = self._at_risk(sums, ordered, np.isin(state, VISIBLE) & told)
@@ -567,7 +568,7 @@ class _Slice:
         return {name: columns[name] for name in TRUTH}
 
     def _at_risk(self, sums, ordered, visible):
-        """What was taken and not given, or the other way round; else what it is all about."""
+        """What was taken and not given, or the reverse; otherwise the whole amount."""
         taken = np.abs(sums["debited"] - sums["returned"] - sums["credited"])
         whole = np.maximum(ordered, self.amount * (visible | (sums["debited"] > 0)))
         whole = np.maximum(whole, sums["credited"])
@@ -593,7 +594,7 @@ def _named(names, at=None, missing=None):
 
 
 def _texts(prefix, numbers, digits=10):
-    """A prefix and a number with leading zeros, each."""
+    """Texts of a prefix and a number with leading zeros."""
     text = np.empty((numbers.size, len(prefix) + digits), np.uint8)
     text[:, : len(prefix)] = np.frombuffer(prefix.encode(), np.uint8)
     rest = numbers.astype(np.int64)

@@ -1,4 +1,4 @@
-"""A run in a process of its own, which is killed in the middle of a table, after so many others.
+"""A run in its own process, which is killed in the middle of a table after TABLES whole ones.
 
 python -m tests.reconcile.dying_run DIRECTORY DAY TABLES
 """

@@ -49,9 +49,9 @@ class Book:
                 connection.execute(text(statement))
 
     def journal(self, rows, columns=None, name="journal"):
-        """A table of entries; rows are dictionaries, which may leave out what is usual."""
+        """A table of entries; rows are dictionaries, which may leave out the usual values."""
         columns = columns or JOURNAL
-        named = ", ".join(f'"{each}" {type_}' for each, type_ in columns.items())
+        named = ", ".join(f'"{column}" {type_}' for column, type_ in columns.items())
         self.run(f"CREATE TABLE {name} ({named})")
         self.add(rows, columns, name)
 
@@ -60,12 +60,13 @@ class Book:
         usual = {"account": "alice", "amount": 0, "currency": "CNY", "kind": "debit"}
         usual |= {"transfer": "t-1", "booked": NOON_MS}
         full = [
-            {each: row.get(each, usual.get(each, number)) for each in columns}
+            {column: row.get(column, usual.get(column, number)) for column in columns}
             for number, row in enumerate(rows, 1)
         ]
-        names = ", ".join(f'"{each}"' for each in columns)
+        names = ", ".join(f'"{column}"' for column in columns)
         self.run(
-            f"INSERT INTO {name} ({names}) VALUES ({', '.join(':' + each for each in columns)})",
+            f"INSERT INTO {name} ({names}) "
+            f"VALUES ({', '.join(':' + column for column in columns)})",
             full,
         )
 
@@ -87,7 +88,7 @@ def rules_of(folder, *banks, **more):
 
 
 def bank_of(book, name="icbc", accounts=None, zone="UTC", **entries):
-    """A bank whose journal is as :data:`JOURNAL` is, but for what is said."""
+    """A bank with a journal like :data:`JOURNAL`; arguments override its settings."""
     columns = {
         "table": "journal",
         "id": "id",
@@ -136,11 +137,11 @@ class Books:
     def set_aside(self, table="entries"):
         """The rows of the first bank's table that cannot be read: their places, and why."""
         notes = self.rows(next(iter(self.sheets)), "notes")
-        return sorted((one["place"], one["note"]) for one in notes if one["about"] == table)
+        return sorted((note["place"], note["note"]) for note in notes if note["about"] == table)
 
 
 def in_order(rows):
-    return sorted(rows, key=lambda row: [(each is not None, each) for each in row.values()])
+    return sorted(rows, key=lambda row: [(value is not None, value) for value in row.values()])
 
 
 def extracted(spark, rules, day=DAY):
@@ -157,5 +158,5 @@ def rows_of(folder, bank="icbc", table="entries"):
     """What was written of a table, in a fixed order."""
     kind, names = ("log", LOG_TABLES) if bank == "log" else ("books", BOOKS)
     files = sorted((folder / kind / f"source={bank}" / f"table={table}").glob("*.parquet"))
-    found = [row for each in files for row in pq.ParquetFile(each).read().to_pylist()]
+    found = [row for file in files for row in pq.ParquetFile(file).read().to_pylist()]
     return in_order([{name: row[name] for name in names[table].names} for row in found])

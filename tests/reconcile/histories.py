@@ -18,7 +18,7 @@ STATES = ("sent", "prepared", "parked", "committed", "rolled_back")
 
 
 class History:
-    """Transfers of two days; the same seed gives the same."""
+    """Transfers of two days; the same seed gives the same ones."""
 
     def __init__(self, seed, days, grace_ms, transfers):
         self.random = Random(seed)
@@ -30,7 +30,7 @@ class History:
         self.entries, self.messages, self.failures = [], [], []
         for number in range(transfers):
             self._transfer(f"{self.random.choice(('icbc', 'ccb'))}/{number}")
-        # These draws of their own leave what a seed is otherwise about.
+        # Drawn separately, so that everything else of a seed stays the same.
         strays = Random(-1 - seed)
         self.entries = [
             row._replace(bank="ccb" if row.bank == "icbc" else "icbc")
@@ -40,7 +40,7 @@ class History:
         ]
 
     def _transfer(self, key):
-        """A matched one, or a part of it, and up to four accidents."""
+        """A matched transfer, or a part of one, and up to four accidents."""
         random = self.random
         payer_bank = key.partition("/")[0]
         payee_bank = "ccb" if payer_bank == "icbc" else "icbc"
@@ -141,7 +141,7 @@ class History:
             messages[place] = self._rewritten(messages[place])
 
     def _again(self, row):
-        """The row as a copy, or as one more."""
+        """A copy of the row, or another one like it."""
         began = self.random.randrange(len(self.moments))
         if isinstance(row, Message):
             again = self._message(row.key, row.amount, row.currency, began)

@@ -1,4 +1,4 @@
-"""A broker's log as files, and what is taken of it."""
+"""A broker's log as files, and the rows taken from it."""
 
 from __future__ import annotations
 

@@ -281,7 +281,7 @@ class Ledgers:
     def _book(self, step):
         is_payers = step.verb in {"debit", "return"}
         payers = payer_bank(step.key)
-        bank = payers if is_payers else next(one for one in BANKS if one != payers)
+        bank = payers if is_payers else next(name for name in BANKS if name != payers)
         bank = step.options.get("bank", bank)
         account = step.options.get("account", f"{'payer' if is_payers else 'payee'}-{step.key}")
         amount = _BOOKINGS[step.verb] * step.amount

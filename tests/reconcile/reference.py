@@ -1,4 +1,4 @@
-"""What reconciliation means, in plain Python: slow, short, and written without a look at Spark.
+"""What reconciliation means, in plain Python: slow, short, and written without looking at Spark.
 
 A unit is all that has one key. :func:`classes` sorts units into classes; :func:`balances_hold` adds
 up accounts.
@@ -65,7 +65,7 @@ class Told(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """What the rules say, as far as classes depend on it."""
+    """The rules that classes depend on."""
 
     grace_ms: int
     groups: dict[str, str]
@@ -170,8 +170,8 @@ def _found(unit, rule, start, as_of, is_known, is_unseen):
 
 
 def _at_risk(unit, class_, taken, ordered):
-    """What was taken and not given, or given and not taken. Where that is nothing, or nothing that
-    can be added up, what the transfer is about.
+    """What was taken and not given, or given and not taken. If that is nothing, or cannot be added
+    up, the amount of the transfer.
     """
     if class_ in (Class.MATCHED, Class.RETURNED, Class.ROLLED_BACK):
         return 0
@@ -281,7 +281,7 @@ def _on_its_way(unit, rule):
 
 
 def _given_back(unit, rule):
-    """What was said last of a message that its consumers could not handle; else nothing."""
+    """The last state of a message that its consumers could not handle, or ``None``."""
     failed = [
         (failure.stored_ms, failure.position, failure.state)
         for message in unit.copies
@@ -297,7 +297,7 @@ def _is_taken(told, rule, message):
 
 
 def balances_hold(entries, opening, later, accounts):
-    """The accounts of one bank of which the bank's own table says something else.
+    """The accounts of one bank whose sums differ from the bank's own table.
 
     Args:
         entries: Those of the day.

@@ -1,4 +1,4 @@
-"""Runs that nobody has worked out: what reports are tested with, and drawn for the docs."""
+"""Invented runs, for tests of reports and for pictures in the docs."""
 
 import hashlib
 from datetime import date, timedelta
@@ -22,7 +22,7 @@ from txmq.reconcile.summary import (
 DAY = date(2026, 11, 20)
 START_MS = 1_795_104_000_000
 END_MS = START_MS + 86_400_000
-# Of each bucket: business days, and those of the calendar.
+# For each bucket: business days, and calendar days.
 AGES = {"0": (0, 0), "1": (1, 1), "2-3": (3, 3), "4-7": (5, 7), ">7": (9, 11)}
 
 # Class, currency, how many in each bucket, what each is worth, and which sides have it.
@@ -251,15 +251,15 @@ def busy(*, evidence=4, **more):
 
 def where(items):
     """The places of the reasons: the greatest break in CNY, the oldest one, and the proof."""
-    breaks = [one for one in items if Class(one["class"]).group == "break"]
-    greatest = max((one for one in breaks if one["currency"] == "CNY"), key=lambda x: x["amount"])
-    oldest = max(breaks, key=lambda one: one["age_days"])
-    found = *(f"break-{one['break_id']}" for one in (greatest, oldest)), "proof-account-table-CNY"
+    breaks = [row for row in items if Class(row["class"]).group == "break"]
+    greatest = max((row for row in breaks if row["currency"] == "CNY"), key=lambda x: x["amount"])
+    oldest = max(breaks, key=lambda row: row["age_days"])
+    found = *(f"break-{row['break_id']}" for row in (greatest, oldest)), "proof-account-table-CNY"
     return tuple(found)
 
 
 def decisions():
-    """Two of those that operators have made."""
+    """Two decisions of operators."""
     return tuple(
         {
             "key": f"icbc/T20261120-{value}",
@@ -313,7 +313,7 @@ def result(**more):
 
 
 def run(result, **more):
-    """A run around it."""
+    """A run with this result."""
     plain = {
         "run_id": digest("run")[:16],
         "extract_id": digest("extract")[:16],
@@ -337,7 +337,7 @@ def run(result, **more):
 
 
 def signed(made, reviewer="Zhao Lei", **more):
-    """The run with names under it."""
+    """The run with signatures."""
     plain = {
         "result_digest": made.result_digest,
         "preparer": "Chen Hao",
@@ -349,7 +349,7 @@ def signed(made, reviewer="Zhao Lei", **more):
 
 
 def with_texts(text):
-    """A run with a text at each place that somebody else fills."""
+    """A run with the same text in every place that others fill."""
     day = busy(evidence=1)
     fields = (
         "key", "payer", "payee", "message_id", "message_state", "delivery", "decided_by", "reason",

@@ -10,7 +10,7 @@ from txmq.reconcile.classes import Class
 
 
 class Shape(NamedTuple):
-    """A transfer's fate. Without further words it was debited, ordered and credited, once each."""
+    """A transfer's fate. By default it was debited, ordered and credited once."""
 
     name: str
     class_: Class

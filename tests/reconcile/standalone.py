@@ -30,7 +30,7 @@ PROGRAM = Path(pyspark.__file__).parent / "bin" / "spark-class"
 
 @contextlib.contextmanager
 def cluster(cores=1, memory="1g", count=WORKERS):
-    """A master, by its URL, and its workers with so many cores and so much memory each."""
+    """The URL of a master and its workers; ``cores`` and ``memory`` are those of one worker."""
     home = Path(tempfile.mkdtemp(prefix="txmq-standalone-"))
     port, page = free_port(), free_port()
     url = f"spark://{HOST}:{port}"
@@ -146,7 +146,7 @@ def alive(page):
 
 
 def wait_until(condition, process, what):
-    """Look again and again whether it is so, while the process that is to bring it about lives."""
+    """Poll a condition as long as the process that should fulfil it is alive."""
     pause = threading.Event()
     for _ in range(START_SECONDS * 10):
         if condition():

@@ -44,7 +44,7 @@ def frames_of(spark, stage, bank):
     return {"entries": read("journal", JOURNAL), "accounts": read("accounts", ACCOUNT)}
 
 
-def test_a_day_has_its_verdict_before_anything_is_in_force(spark, stage, fresh):
+def test_a_day_has_its_verdict_before_its_result_is_written(spark, stage, fresh):
     day = reconcile(spark, rules=fresh.home / "recon.toml", date="2024-03-06")
 
     assert fresh.results().current(WEDNESDAY) is None
@@ -66,7 +66,7 @@ def test_a_day_has_its_verdict_before_anything_is_in_force(spark, stage, fresh):
     assert spark.range(3).count() == 3, "a session that was given goes on"
 
 
-def test_frames_of_the_user_take_the_place_of_banks_and_log(spark, stage, fresh):
+def test_dataframes_of_the_user_replace_the_banks_and_the_log(spark, stage, fresh):
     log = stage.extract_of(stage.results().current(WEDNESDAY)) / "log/source=log"
     text = (fresh.home / "recon.toml").read_text()
     for bank in ("icbc", "ccb"):
@@ -89,7 +89,7 @@ def test_frames_of_the_user_take_the_place_of_banks_and_log(spark, stage, fresh)
     assert day.write().result.contents == wanted.contents
 
 
-def test_ledgers_that_are_nowhere_are_named_before_anything_is_read(spark, fresh):
+def test_a_ledger_without_a_source_is_named_before_anything_is_read(spark, fresh):
     path = fresh.home / "recon.toml"
     text = path.read_text()
 
@@ -111,7 +111,7 @@ def test_ledgers_that_are_nowhere_are_named_before_anything_is_read(spark, fresh
     assert "messages: column" in told(text, messages=short)
 
 
-def test_a_day_is_not_written_on_top_of_another_day_before(spark, stage, tmp_path):
+def test_a_day_is_not_written_if_the_day_before_has_a_new_result(spark, stage, tmp_path):
     later = stage.copy(tmp_path / "later")
     later.second_day()
     day = reconcile(spark, rules=later.rules, date=THURSDAY)
@@ -123,7 +123,7 @@ def test_a_day_is_not_written_on_top_of_another_day_before(spark, stage, tmp_pat
     assert later.results().current(THURSDAY) is None
 
 
-def test_the_page_runs_from_top_to_bottom(spark):
+def test_the_code_of_the_library_howto_runs(spark):
     page, names = read(ROOT / "docs/howto/reconcile-library.md"), {}
     for block in page.blocks():
         if block.language == "python":

@@ -1,5 +1,5 @@
-"""Balance proofs: what they see of books in which no transfer is wrong, and of what they are not
-told.
+"""Balance proofs of books in which no single transfer is wrong: bookings without a transfer,
+missing rows, and sums beyond 64 bits.
 """
 
 from collections import defaultdict
@@ -22,7 +22,7 @@ LONG_MAX = (1 << 63) - 1
 
 
 def rules(**changes):
-    """Those of two banks without tables of accounts, as far as nothing else is said."""
+    """Rules of two banks without tables of accounts; arguments change their entries."""
     given = {"gapless": False} | changes
     banks = (
         replace(bank, accounts=None, entries=replace(bank.entries, **given))
@@ -36,7 +36,7 @@ WINDOWS = [rules().day.window(day) for day in DAYS]
 
 
 class Books:
-    """Both banks' journals; the days of the same are read one after the other."""
+    """The journals of both banks, whose days are read one after the other."""
 
     def __init__(self):
         self.rows = []
@@ -70,7 +70,7 @@ class Books:
         self.book("ccb", key, "credit", day, clearing=-amount, bob=amount, **more)
 
     def lose(self, **wanted):
-        """Some rows are gone."""
+        """Remove the rows with these values."""
         lost = [
             row for row in self.rows if all(getattr(row, name) == wanted[name] for name in wanted)
         ]
@@ -78,7 +78,7 @@ class Books:
         self.rows = [row for row in self.rows if row not in lost]
 
     def read(self, day):
-        """What an extract of the day holds, if it is made when the last one is over."""
+        """The extract of a day, made after the last day is over."""
         start, end = WINDOWS[day]
         inside = [row for row in self.rows if start <= row.recorded_ms < end]
         found = ledgers_of(inside, [], [], {})
@@ -98,10 +98,10 @@ def summed(table, rows):
 
 
 def run(books, given, day=0, before=None):
-    """A day's result, which goes on from the one before."""
+    """The result of a day that continues from the one before."""
     tables = books.read(day) | ({} if before is None else left_by(before))
     found = reconcile(tables, {}, given, DAYS[day], WINDOWS[day].end_ms)
-    # The outcome is kept, so that its id stays its own.
+    # The outcome is kept, so that no other object gets its id.
     _PROOFS[id(found)] = found, proved(found, given)
     return found
 
@@ -114,7 +114,7 @@ def proofs_of(outcome):
 
 
 def broken(outcome):
-    """What does not hold: expected and found, by proof, bank, account and currency."""
+    """The proofs that do not hold: expected and found, by proof, bank, account and currency."""
     return {
         (row.proof, row.bank, row.account, row.currency): (row.expected, row.found)
         for row in proofs_of(outcome)
@@ -135,15 +135,15 @@ def whole(outcome, proof):
 
 @pytest.fixture(scope="module")
 def settled():
-    """Books with bookings that belong to no transfer, and what they come to."""
+    """Books with bookings that belong to no transfer, and their result."""
     books = Books()
     books.debit("T1", 500, currency="EUR")
     books.debit("T2", 70, currency="USD")
     books.credit("T2", 70, currency="USD")
-    # Banks settle what is between them: at both of them, and against money from outside.
+    # The banks settle with each other, against money from outside.
     books.book("icbc", None, "other", clearing=-300, capital=300, currency="USD")
     books.book("ccb", None, "other", clearing=300, capital=-300, currency="USD")
-    # A teller books to a customer, and another one out of the bank.
+    # One teller books to a customer, and another out of the bank.
     books.book("icbc", None, "other", clearing=-1000, ann=1000)
     books.book("ccb", None, "other", clearing=-40, capital=40, currency="JPY")
     # Customers pay in, and pay out.
@@ -155,7 +155,7 @@ def settled():
     return books, run(books, rules())
 
 
-def test_money_that_leaves_clearing_without_a_transfer_is_missed(settled):
+def test_money_that_leaves_clearing_without_a_transfer_fails_the_proofs(settled):
     _, found = settled
 
     assert broken(found) == {
@@ -169,7 +169,7 @@ def test_money_that_leaves_clearing_without_a_transfer_is_missed(settled):
     }  # fmt: skip
 
 
-def test_what_is_on_its_way_for_days_is_in_no_proof_twice():
+def test_a_transfer_in_flight_for_days_is_counted_once_in_the_proofs():
     books = Books()
     for key in ("credited", "returned", "lost", "twice"):
         books.debit(key, 100)
@@ -199,7 +199,7 @@ def test_what_is_on_its_way_for_days_is_in_no_proof_twice():
 
 
 @pytest.mark.parametrize("capital", [True, False])
-def test_money_that_comes_from_nowhere_is_missed_where_it_should_come_from_somewhere(capital):
+def test_money_from_nowhere_fails_conservation_if_capital_accounts_are_named(capital):
     books = Books()
     books.book("icbc", None, "other", ann=900, capital=-900, currency="USD")
     books.book("ccb", None, "other", unclaimed=-30, bob=30, currency="USD")
@@ -219,7 +219,7 @@ def test_money_that_comes_from_nowhere_is_missed_where_it_should_come_from_somew
 # What was booked on other days
 
 
-def test_numbers_that_miss_within_a_day_and_between_days_are_found():
+def test_missing_row_numbers_are_found_within_a_day_and_between_days():
     given = rules(gapless=True)
     books = Books()
     for key in ("A", "B", "C"):
@@ -229,7 +229,7 @@ def test_numbers_that_miss_within_a_day_and_between_days_are_found():
     first = run(books, given)
     assert broken(first) == {("gapless", "ccb", None, None): (6, 4)}
 
-    # Nobody works on the second day, and somebody has removed what came first on the third.
+    # Nothing is booked on the second day, and the first bookings of the third are removed.
     books.debit("D", 10, 2)
     books.credit("D", 10, 2)
     books.credit("E", 10, 2)
@@ -244,7 +244,7 @@ def test_numbers_that_miss_within_a_day_and_between_days_are_found():
     }
 
 
-def test_a_row_that_is_there_twice_does_not_make_up_for_one_that_is_missing():
+def test_a_duplicate_row_does_not_hide_a_missing_row():
     given = rules(gapless=True)
     books = Books()
     for key in ("A", "B", "C"):
@@ -259,7 +259,7 @@ def test_a_row_that_is_there_twice_does_not_make_up_for_one_that_is_missing():
 
     assert numbers_of(found) == {"ccb": (6, 4), "icbc": (6, 8)}
 
-    # A number of the first day, on the second one.
+    # A number of the first day appears on the second.
     for key in ("D", "E"):
         books.credit(key, 10, 1)
         books.debit(key, 10, 1)
@@ -270,11 +270,11 @@ def test_a_row_that_is_there_twice_does_not_make_up_for_one_that_is_missing():
 
 
 def numbers_of(outcome):
-    """What is off in the numbers of each bank."""
+    """Expected and found of each bank whose numbers have gaps."""
     return {place[1]: of for place, of in broken(outcome).items() if place[0] == "gapless"}
 
 
-def test_rows_that_are_removed_together_are_missed_where_they_were(settled):
+def test_rows_removed_together_fail_the_roll_forward_of_their_accounts(settled):
     books, first = settled
     for amount in (100, -100):
         books.lose(account="icbc-ann", amount=amount)
@@ -286,7 +286,7 @@ def test_rows_that_are_removed_together_are_missed_where_they_were(settled):
         ("roll-forward", "ccb", "ccb-bob", "CNY"): (900, 0),
         ("roll-forward", "ccb", "ccb-bob", "USD"): (70, 0),
         ("roll-forward-rows", "ccb", "ccb-bob", None): (2, 0),
-        # Of the currencies of which some are missing.
+        # Counted in the currencies that lack rows.
         ("roll-forward-rows", "icbc", "icbc-ann", None): (7, 3),
     }
 
@@ -330,7 +330,7 @@ def test_a_sum_beyond_64_bits_is_one_clear_error(write, told):
     assert str(refused.value).startswith(told)
 
 
-def test_the_greatest_and_the_least_amounts_are_added_up():
+def test_the_largest_positive_and_negative_amounts_are_added_up():
     books = Books()
     _book_twice(books, ann=LONG_MAX, bob=-LONG_MAX)
     _book_twice(books, bob=LONG_MAX, ann=-LONG_MAX)
@@ -345,7 +345,7 @@ def test_the_greatest_and_the_least_amounts_are_added_up():
 # Bookings without an id
 
 
-def test_a_booking_that_names_no_transfer_is_one_finding():
+def test_a_booking_without_a_transfer_id_is_one_item():
     books = Books()
     for amount in (100, 100, 70):
         books.book("icbc", None, "debit", ann=-amount, clearing=amount)
@@ -362,7 +362,7 @@ def test_a_booking_that_names_no_transfer_is_one_finding():
     }
 
 
-def test_two_spellings_of_one_id_are_two_items_that_name_each_other():
+def test_two_spellings_of_an_id_are_two_items_that_suggest_each_other():
     books = Books()
     books.debit("T1 ", 100)
     books.credit("t1", 100)

@@ -1,4 +1,4 @@
-"""The balances of accounts are the sums that Python's integers have, whatever their size."""
+"""Balances of accounts equal sums of Python's integers, whatever their size."""
 
 import random
 
@@ -119,7 +119,7 @@ def drawn(seed):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_balances_are_the_sums_of_integers(seed):
+def test_balances_equal_the_sums_of_python_integers(seed):
     tables = drawn(seed)
     frames = {
         ROLE_OF[name]: session().createDataFrame(table_of(rows)) for name, rows in tables.items()

@@ -56,18 +56,18 @@ def night(day, place, *offs, before=(), given=RULES):
 def left(proofs):
     """The differences of a day, with their dates."""
     return [
-        (one["found"] - one["expected"], one["first_seen"])
-        for one in proofs.to_pylist()
-        if one["first_seen"]
+        (proof["found"] - proof["expected"], proof["first_seen"])
+        for proof in proofs.to_pylist()
+        if proof["first_seen"]
     ]
 
 
 def wholes(proofs):
     """The proofs as a whole: by how much each is off, and whether it holds."""
     return [
-        (one["found"] - one["expected"], one["holds"])
-        for one in proofs.to_pylist()
-        if not one["first_seen"]
+        (proof["found"] - proof["expected"], proof["holds"])
+        for proof in proofs.to_pylist()
+        if not proof["first_seen"]
     ]
 
 
@@ -99,7 +99,7 @@ def test_each_date_has_its_own_difference(place):
 
 
 @pytest.mark.parametrize("place", OF_A_DATE[3:])
-def test_a_proof_as_a_whole_has_the_differences_of_earlier_dates(place):
+def test_the_total_of_a_proof_includes_the_differences_of_earlier_dates(place):
     second = night(SATURDAY, place, -5, before=[night(FRIDAY, place, -7)])
 
     assert wholes(second) == [(-12, False)]
@@ -117,11 +117,11 @@ def test_the_differences_of_all_dates_add_up(offs, place):
         by_date[day.isoformat()] = off
         before = [night(day, place, *filter(None, [off]), before=before)]
         found = left(before[0])
-        assert sum(one for one, _ in found) == sum(offs[: number + 1])
-        assert all(by_date[first_seen] == one for one, first_seen in found)
+        assert sum(difference for difference, _ in found) == sum(offs[: number + 1])
+        assert all(by_date[first_seen] == difference for difference, first_seen in found)
 
 
-def test_a_day_without_a_result_of_the_day_before_carries_nothing():
+def test_nothing_is_carried_from_a_missing_result_or_one_of_an_older_version():
     older = night(FRIDAY, OF_SUMS[0], -7).drop_columns(["first_seen"])
 
     for before in ((), [older]):
@@ -131,7 +131,7 @@ def test_a_day_without_a_result_of_the_day_before_carries_nothing():
 # Proofs that compare everything
 
 
-def test_the_table_of_accounts_is_compared_anew_each_night():
+def test_the_account_table_is_compared_afresh_each_night():
     first = night(FRIDAY, TABLE, 500)
     second = night(SATURDAY, TABLE, 400, before=[first])
 
@@ -147,14 +147,14 @@ def of_files(**more):
     return replace(RULES, bank=(replace(bank, files=files, accounts=accounts),))
 
 
-def test_files_of_one_date_do_not_show_the_differences_of_an_earlier_one():
+def test_a_difference_stays_if_files_of_a_later_date_cannot_show_it():
     for place, files in ((UNREAD, of_files()), (TABLE, of_files(opening="opening"))):
         first = night(FRIDAY, place, -1, given=files)
         assert left(night(MONDAY, place, before=[first], given=files)) == [(-1, "2026-11-20")]
     assert left(night(MONDAY, UNREAD, before=[night(FRIDAY, UNREAD, -1)])) == []
 
 
-def test_a_bank_that_sends_no_balances_on_a_weekend_has_corrected_nothing():
+def test_a_weekend_without_balances_corrects_no_difference():
     files = of_files()
     first = night(FRIDAY, TABLE, 500, given=files)
     weekend = night(SUNDAY, TABLE, before=[first], given=files)
@@ -166,7 +166,7 @@ def test_a_bank_that_sends_no_balances_on_a_weekend_has_corrected_nothing():
 # Proofs of transfers
 
 
-def test_a_transfer_that_does_not_move_keeps_its_difference():
+def test_a_transfer_without_new_bookings_keeps_its_difference():
     first = carry_on(arrow_table(PROOFS, [row(CLEARING, 100, "2026-11-20")]), (), RULES, FRIDAY)
     second = night(SATURDAY, CLEARING, before=[first])
 
@@ -176,12 +176,12 @@ def test_a_transfer_that_does_not_move_keeps_its_difference():
     assert left(part) == [(40, "2026-11-20")]
     held = carry_on(arrow_table(PROOFS, [row(CLEARING, 0)]), [part], RULES, MONDAY)
     assert (left(held), wholes(held)) == ([], [(0, True)])
-    # Only the rows of the day are known: day.history does not reach back so far.
+    # Only the rows of the day are known: day.history does not reach that far back.
     late = row(CLEARING, -100, "2026-11-23")
     assert left(carry_on(arrow_table(PROOFS, [late]), [second], RULES, MONDAY)) == []
 
 
-def test_two_kinds_of_booking_of_one_date_do_not_correct_each_other():
+def test_bookings_of_two_kinds_on_one_date_do_not_offset_each_other():
     place = "double-entry", "ccb", "icbc/1", "CNY"
     rows = [row(place, off, "2026-11-20") for off in (-500, 500)]
     first = carry_on(arrow_table(PROOFS, rows), (), RULES, FRIDAY)
@@ -196,24 +196,24 @@ def test_two_kinds_of_booking_of_one_date_do_not_correct_each_other():
 
 
 def nights(rows_of_each):
-    """The differences of each date, with the rows of the books when it is read."""
+    """The differences of each date, given the rows of the books on that date."""
     books, given, outcome, proofs = Books(), rules(gapless=True), None, []
     for day, books.rows in enumerate(rows_of_each):
         outcome = run(books, given, day, outcome)
-        today = arrow_table(PROOFS, [tuple(one.values()) for one in proofs_of(outcome)])
+        today = arrow_table(PROOFS, [tuple(proof.values()) for proof in proofs_of(outcome)])
         proofs = [carry_on(today, proofs, given, DAYS[day])]
         yield [
-            (one["proof"], one["found"] - one["expected"], one["first_seen"])
-            for one in proofs[0].to_pylist()
-            if one["first_seen"]
+            (proof["proof"], proof["found"] - proof["expected"], proof["first_seen"])
+            for proof in proofs[0].to_pylist()
+            if proof["first_seen"]
         ]
 
 
-def test_a_changed_past_fails_each_night_until_it_is_changed_back():
+def test_a_removed_row_of_an_earlier_date_fails_each_night_until_it_is_back():
     books = Books()
     books.book("ccb", None, "other", capital=-10, bob=10)
     books.book("ccb", None, "other", 1, capital=-10, bob=10)
-    changed = [one for one in books.rows if one.id != 2]
+    changed = [entry for entry in books.rows if entry.id != 2]
     second = "2026-11-21"
 
     assert list(nights([books.rows[:2], changed, changed])) == [
@@ -223,13 +223,13 @@ def test_a_changed_past_fails_each_night_until_it_is_changed_back():
     assert list(nights([books.rows[:2], changed, books.rows]))[2] == []
 
 
-def test_a_number_that_is_missing_fails_each_night_until_its_entry_arrives():
+def test_a_missing_row_number_fails_each_night_until_its_entry_arrives():
     books = Books()
     for _ in range(3):
         books.book("ccb", None, "other", capital=-10, bob=10)
-    some = [one for one in books.rows if one.id not in {3, 4}]
+    some = [entry for entry in books.rows if entry.id not in {3, 4}]
     at = WINDOWS[2].start_ms
-    late = [one._replace(recorded_ms=at) for one in books.rows if one.id in {3, 4}]
+    late = [entry._replace(recorded_ms=at) for entry in books.rows if entry.id in {3, 4}]
 
     missing = [("gapless", -2, "2026-11-20")]
     assert list(nights([some, some, [*some, *late]])) == [missing, missing, []]

@@ -87,7 +87,7 @@ def test_one_debit_and_one_credit_agree_under_all_rules():
 
 
 @pytest.mark.parametrize("back", [100, 30])
-def test_a_credit_that_is_taken_back_is_paid_back(back):
+def test_a_recalled_credit_is_open_until_the_payer_is_paid_back(back):
     """Wholly or in part, whatever the rules say of other outcomes."""
     recalled = [*DONE, entry("recall", -back, at=LATE)]
     returned = [*recalled, entry("return", back, at=LATE)]
@@ -104,7 +104,7 @@ def test_a_credit_that_is_taken_back_is_paid_back(back):
 
 @pytest.mark.parametrize("tolerance", [0, 1])
 @pytest.mark.parametrize("before", [(), (entry("return", 40),)])
-def test_its_advice_closes_a_transfer_that_was_recalled_and_not_returned(tolerance, before):
+def test_paying_back_the_amount_at_risk_closes_a_recalled_transfer(tolerance, before):
     credit = 100 - tolerance
     stuck = [*SENT, entry("credit", credit), entry("recall", -credit), *before]
     there = found(stuck, tolerance=tolerance)
@@ -123,18 +123,18 @@ def test_its_advice_closes_a_transfer_that_was_recalled_and_not_returned(toleran
         [*SENT, entry("return", 100), entry("recall", -100)],
     ],
 )
-def test_the_payer_is_not_owed_what_the_payee_never_had(rows):
+def test_a_recall_of_money_the_payee_never_had_is_an_account_mismatch(rows):
     assert class_of(*rows) == Class.ACCOUNT_MISMATCH
 
 
-def test_a_copied_recall_is_not_paid_back():
+def test_a_copied_recall_is_a_duplicate_credit():
     recall = entry("recall", -30)
     assert class_of(*DONE, recall, recall) == Class.DUPLICATE_CREDIT
     other = recall._replace(bank="icbc", kind="return", amount=30, account="ann")
     assert class_of(*DONE, recall, other) == Class.RETURNED, "another bank's number"
 
 
-def test_money_that_goes_back_from_the_wrong_purse_is_a_break():
+def test_a_return_without_a_matching_recall_is_a_break():
     assert class_of(*DONE, entry("return", 100)) == Class.DOUBLE_CREDIT
     more = [entry("recall", -30), entry("return", 100)]
     assert class_of(*DONE, *more) == Class.DOUBLE_CREDIT
@@ -143,7 +143,7 @@ def test_money_that_goes_back_from_the_wrong_purse_is_a_break():
     assert Class(class_of(*DONE, *others)).group == "break"
 
 
-def test_a_debit_that_is_credited_in_parts_agrees_by_the_rules_alone():
+def test_a_credit_in_parts_agrees_only_if_the_rules_allow_parts():
     parts = [*SENT, entry("credit", 60), entry("credit", 40)]
 
     assert class_of(*parts) == Class.DOUBLE_CREDIT
@@ -161,7 +161,7 @@ def test_a_debit_that_is_credited_in_parts_agrees_by_the_rules_alone():
 
 
 @pytest.mark.parametrize("more", [[], [entry("recall", -60), entry("return", 60)]])
-def test_a_part_that_is_refused_is_paid_back_to_the_cent(more):
+def test_a_refused_part_must_be_paid_back_to_the_cent(more):
     rows = [*SENT, entry("credit", 60), *more]
     refused = found([*rows, entry("return", 40)], PARTS)
     assert (refused["class"], refused["debited"], refused["returned"] + refused["credited"]) == (
@@ -175,7 +175,7 @@ def test_a_part_that_is_refused_is_paid_back_to_the_cent(more):
     assert class_of(*rows, entry("return", 40)) in {Class.DOUBLE_CREDIT, Class.DUPLICATE_DEBIT}
 
 
-def test_what_is_refused_goes_back_to_its_payer():
+def test_a_refused_part_must_go_back_to_its_payer():
     batch = [order(60), order(40, payee="carl"), entry("debit", -100), entry("credit", 60)]
     assert class_of(*batch, entry("return", 40), outcomes=PARTS) == Class.RETURNED
     other = entry("return", 40, account="eve")
@@ -213,7 +213,7 @@ def test_a_batch_agrees_if_its_orders_add_up():
     assert class_of(*collected, outcomes=PARTS) == Class.MATCHED
 
 
-def test_a_copy_of_a_row_is_no_part():
+def test_a_copied_row_does_not_count_as_a_part():
     credit = entry("credit", 50)
     assert class_of(*SENT, credit, credit, outcomes=PARTS) == Class.DUPLICATE_CREDIT
     debit = entry("debit", -50)
@@ -226,7 +226,7 @@ def test_a_copy_of_a_row_is_no_part():
 @pytest.mark.parametrize(
     ("bearer", "debited", "credited"), [("payee", -100, 97), ("payer", -103, 100)]
 )
-def test_a_fee_agrees_if_the_rules_say_who_bears_it(bearer, debited, credited):
+def test_a_fee_agrees_only_if_the_rules_say_who_bears_it(bearer, debited, credited):
     rows = [order(100), entry("debit", debited), entry("credit", credited)]
     fee = entry("fee", 3, account="fees")
 
@@ -255,7 +255,7 @@ def test_a_fee_above_the_limit_of_its_currency_is_a_break_at_once(bearer, debite
     assert class_of(*done, *back, outcomes=charged(bearer, 2)) == Class.FEE_TOO_HIGH
 
 
-def test_a_fee_is_not_more_than_the_transfer_and_never_all_of_it():
+def test_a_fee_of_the_whole_transfer_or_more_is_a_break():
     more = [order(100), entry("debit", -201), entry("credit", 100), entry("fee", 101)]
     assert class_of(*more, outcomes=charged("payer", 500)) == Class.FEE_TOO_HIGH
     swallowed = [*SENT, entry("fee", 100, account="fees")]
@@ -263,7 +263,7 @@ def test_a_fee_is_not_more_than_the_transfer_and_never_all_of_it():
     assert Class(all_of_it["class"]).group == "break"
 
 
-def test_an_id_that_is_used_again_on_a_later_date_is_named():
+def test_an_id_reused_on_a_later_date_is_a_duplicate_id():
     before = START - 3_600_000
     first = [
         order(100, at=before),
@@ -278,7 +278,7 @@ def test_an_id_that_is_used_again_on_a_later_date_is_named():
     assert class_of(*first, entry("credit", 100)) == Class.DOUBLE_CREDIT
 
 
-def test_a_backdated_booking_stays_until_somebody_has_seen_it():
+def test_a_backdated_booking_stays_an_item_until_somebody_explains_it():
     backdated = [*SENT, entry("credit", 100, booked=START - 1)]
 
     assert class_of(*backdated) == Class.PRIOR_PERIOD
@@ -305,11 +305,11 @@ JOINT = [order(60), order(40, payer="carl"), entry("credit", 100)]
          entry("return", 60, account="carl")],
     ],
 )  # fmt: skip
-def test_parts_agree_account_by_account(rows):
+def test_parts_on_the_wrong_accounts_are_an_account_mismatch(rows):
     assert class_of(*rows, outcomes=PARTS) == Class.ACCOUNT_MISMATCH
 
 
-def test_an_order_without_a_payee_opens_its_own_amount_alone():
+def test_an_order_without_a_payee_allows_any_payee_for_its_own_amount_only():
     orders = [order(60), order(40, payee=None), entry("debit", -100)]
     fits = [entry("credit", 60), entry("credit", 40, account="eve")]
     assert class_of(*orders, *fits, outcomes=PARTS) == Class.MATCHED
@@ -319,7 +319,7 @@ def test_an_order_without_a_payee_opens_its_own_amount_alone():
     assert class_of(*orders, all_, outcomes=PARTS) == Class.ACCOUNT_MISMATCH
 
 
-def test_payers_share_a_fee_and_not_more():
+def test_payers_may_share_a_fee_but_not_shift_amounts_between_them():
     orders = [order(60), order(40, payer="carl"), order(40, payer="dan"), entry("credit", 140)]
     shared = charged("payer", parts=True)
 
@@ -337,20 +337,20 @@ def test_a_part_may_wait_on_a_suspense_account():
     assert class_of(*SENT, entry("credit", 60), waits, outcomes=PARTS) == Class.MATCHED
 
 
-def test_no_more_is_taken_back_than_was_given():
+def test_a_recall_of_more_than_was_credited_is_a_double_credit():
     more = [*DONE, entry("recall", -150), entry("return", 150)]
     assert class_of(*more) == Class.DOUBLE_CREDIT
     others = entry("recall", -100, account="unclaimed", role="suspense")
     assert class_of(*DONE, others, entry("return", 100)) == Class.DOUBLE_CREDIT
 
 
-def test_a_credit_to_the_banks_own_account_is_not_the_payees():
+def test_a_credit_to_the_banks_own_account_is_an_account_mismatch():
     own = entry("credit", 100, account="capital", role="capital")
     assert class_of(*SENT, own) == Class.ACCOUNT_MISMATCH
 
 
 @pytest.mark.parametrize("outcomes", [Outcomes(), PARTS])
-def test_a_changed_copy_of_an_order_and_a_negative_order_are_found(outcomes):
+def test_a_changed_copy_of_an_order_or_a_negative_order_is_a_break(outcomes):
     copy = order(90)
     copy.id = SENT[0].id
     assert class_of(copy, *DONE, outcomes=outcomes) == Class.AMOUNT_MISMATCH
@@ -381,7 +381,7 @@ AT_THE_WRONG_BANK = {
 
 @pytest.mark.parametrize("outcomes", [Outcomes(), PARTS, charged("payer"), charged("payee")])
 @pytest.mark.parametrize("rows", AT_THE_WRONG_BANK.values(), ids=AT_THE_WRONG_BANK)
-def test_an_entry_at_the_wrong_bank_is_a_break_of_its_own(rows, outcomes):
+def test_an_entry_at_the_wrong_bank_has_the_class_wrong_bank(rows, outcomes):
     assert found(rows, outcomes)["class"] == "wrong-bank"
     assert found(rows, outcomes)["amount"] == 100
 
@@ -407,7 +407,7 @@ def test_a_part_at_the_wrong_bank_does_not_agree():
         ),
     ],
 )
-def test_a_class_that_says_more_wins_over_the_wrong_bank(rows, class_):
+def test_a_more_telling_class_takes_precedence_over_wrong_bank(rows, class_):
     assert class_of(*rows) == class_
 
 
@@ -420,7 +420,7 @@ def test_either_bank_of_a_transfer_may_charge_a_fee():
         assert class_of(*payers, outcomes=charged("payer")) == Class.MATCHED
 
 
-def test_the_topic_of_an_order_says_which_bank_credits():
+def test_the_topic_of_an_order_decides_which_bank_must_credit():
     banks = (*RULES.bank, replace(RULES.bank[0], name="boc"))
     ccb, boc = (Flow(f"icbc-{name}", "icbc", payee_bank=name) for name in ("ccb", "boc"))
     rules = replace(RULES, bank=banks, log=replace(RULES.log, flow=(ccb, boc)))
@@ -467,7 +467,7 @@ _IN_ORDER = list(Class)
     st.sampled_from([Outcomes(), PARTS, charged("payer"), charged("payee", parts=True)]),
     st.data(),
 )
-def test_an_entry_that_moves_to_the_wrong_bank_leaves_only_more_telling_classes(
+def test_an_entry_moved_to_the_wrong_bank_is_wrong_bank_or_a_more_telling_class(
     more, rows, outcomes, data
 ):
     rows = [*rows, *more]

@@ -40,7 +40,7 @@ CREDIT, CREDIT_SIDE = row("credit", 100), row("credit", -100, "clearing")
 
 
 def balances(rows):
-    """Those rows as the accounts of a day."""
+    """These rows as the accounts of a day."""
     found = []
     for number, (*_, kind, role, account, amount, currency, _, _, bank) in enumerate(rows):
         moved = dict.fromkeys((c.name for c in BALANCES.columns if c.type == "long"), 0)
@@ -68,9 +68,9 @@ def proved(day, today, before=(), role=Role.OLD_ENTRIES, others=()):
 def broken(*rows, **more):
     """The proofs of clearing that do not hold on a day, and by how much."""
     return {
-        (one["proof"], one["account"]): one["found"] - one["expected"]
-        for one in proved(*rows, **more).to_pylist()
-        if one["proof"].startswith("clearing") and not one["holds"]
+        (proof["proof"], proof["account"]): proof["found"] - proof["expected"]
+        for proof in proved(*rows, **more).to_pylist()
+        if proof["proof"].startswith("clearing") and not proof["holds"]
     }
 
 
@@ -79,9 +79,9 @@ WHOLE = [DEBIT, DEBIT_SIDE, CREDIT, CREDIT_SIDE]
 
 @pytest.mark.parametrize("late", [DEBIT_SIDE, CREDIT_SIDE])
 @pytest.mark.parametrize("role", MESSAGES_OF)
-def test_a_side_that_comes_a_day_later_corrects_the_difference_of_an_agreed_transfer(late, role):
+def test_a_side_booked_a_day_later_corrects_the_difference_of_a_transfer(late, role):
     """Whether the day before has agreed it, or has left it open."""
-    first = [one for one in WHOLE if one is not late]
+    first = [side for side in WHOLE if side is not late]
     off = -late[5]
     assert broken(0, first) == {
         ("clearing", "icbc/1"): off, ("clearing", None): off
@@ -95,22 +95,22 @@ def test_a_difference_is_corrected_whether_or_not_the_earlier_rows_are_known(is_
     """Those of an agreed transfer are known for day.history dates."""
     first, second = [DEBIT, DEBIT_SIDE, CREDIT], row("credit", -100, "clearing", 1)
     left = carry_on(proved(0, first), (), RULES, DAYS[0])
-    assert {one["account"] for one in left.to_pylist() if one["first_seen"]} == {"icbc/1"}
+    assert {proof["account"] for proof in left.to_pylist() if proof["first_seen"]} == {"icbc/1"}
 
     proofs = proved(1, [second], first if is_known else ())
 
     found = carry_on(proofs, [left], RULES, DAYS[1]).to_pylist()
-    assert [one for one in found if not one["holds"]] == []
+    assert [proof for proof in found if not proof["holds"]] == []
 
 
-def test_what_corrects_a_part_of_a_difference_leaves_the_rest():
+def test_a_partial_correction_leaves_the_rest_of_the_difference():
     first, second = [DEBIT, DEBIT_SIDE, CREDIT], row("credit", -60, "clearing", 1)
     assert broken(1, [second], first) == {
         ("clearing", "icbc/1"): 40, ("clearing", None): 40
     }  # fmt: skip
 
 
-def test_a_transfer_that_is_done_over_two_dates_is_off_on_none():
+def test_a_transfer_booked_over_two_dates_is_off_on_neither():
     second = [row("credit", 100, day=1), row("credit", -100, "clearing", 1)]
     assert broken(0, [DEBIT, DEBIT_SIDE]) == {}
     assert broken(1, second, [DEBIT, DEBIT_SIDE], Role.OPEN_ENTRIES) == {}
@@ -119,7 +119,7 @@ def test_a_transfer_that_is_done_over_two_dates_is_off_on_none():
     }  # fmt: skip
 
 
-def test_money_that_leaves_clearing_does_not_hide_behind_a_transfer():
+def test_money_taken_from_clearing_is_not_hidden_by_a_transfer():
     """The clearing accounts hold what they should, because the two add up to zero."""
     teller = row("other", -100, "clearing")
     first = [DEBIT, DEBIT_SIDE, CREDIT]

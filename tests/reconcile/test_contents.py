@@ -1,4 +1,4 @@
-"""The word of an extract's rows: the same however they come, and another wherever they differ."""
+"""The hash of an extract's rows: the same in any order, and different if any row differs."""
 
 import random
 from collections import Counter
@@ -52,19 +52,19 @@ def word(*batches):
 
 
 @given(ROWS, st.randoms(use_true_random=False), st.integers(0, 40))
-def test_neither_order_nor_batches_matter(rows, chance, cut):
+def test_the_hash_depends_on_neither_row_order_nor_batches(rows, chance, cut):
     shuffled = chance.sample(rows, len(rows))
 
     assert word(shuffled[:cut], shuffled[cut:]) == word(rows)
 
 
 @given(ROWS, ROWS)
-def test_other_rows_have_another(one, other):
+def test_different_rows_have_different_hashes(one, other):
     assert (word(one) == word(other)) == (Counter(one) == Counter(other))
 
 
 @given(ROWS.filter(bool), st.randoms(use_true_random=False), st.data())
-def test_every_place_of_every_row_counts(rows, chance, data):
+def test_changing_any_cell_changes_the_hash(rows, chance, data):
     row, place = chance.randrange(len(rows)), chance.randrange(len(SCHEMA))
     others = data.draw(ROWS.filter(bool))
     changed = list(rows[row])
@@ -75,7 +75,7 @@ def test_every_place_of_every_row_counts(rows, chance, data):
     assert (word(rows) == word(edited)) == (Counter(rows) == Counter(edited))
 
 
-def test_two_accounts_that_change_places_are_seen():
+def test_swapping_two_accounts_changes_the_hash():
     chance = random.Random(7)
     rows = [(f"icbc/t-{index}", f"6222{index % 50:016}", index, 1) for index in range(2_000)]
     for _ in range(20):

@@ -49,9 +49,9 @@ def item(key, class_="credit-without-message", **more):
 AGREED = {"group": "agreed", "amount": 0}
 
 
-def explained(one, by="Li"):
-    more = {"was": one["class"], "class": "explained", "group": "open", "status": "explained"}
-    return one | more | {"explained_by": by, "explanation": "a fee"}
+def explained(row, by="Li"):
+    more = {"was": row["class"], "class": "explained", "group": "open", "status": "explained"}
+    return row | more | {"explained_by": by, "explanation": "a fee"}
 
 
 class Nights:
@@ -78,7 +78,7 @@ class Nights:
             totals=totals(totals_of or items),
             proofs=pa.Table.from_pylist(list(proofs), arrow_schema(SCHEMAS["proofs"])),
             explaining=items,
-            groups=[one | {"count": 1} for one in items],
+            groups=[row | {"count": 1} for row in items],
             items=items,
             decisions=(),
             closed=0,
@@ -96,7 +96,7 @@ class Nights:
         return date.fromisoformat(DATES[night])
 
     def differences(self):
-        """Those of the last judged night that nothing explains."""
+        """The differences of the last judged night that nothing explains."""
         return msgspec.convert(differences_in(self.home, self.run), list[Difference])
 
     def explain(self, *items):
@@ -107,17 +107,19 @@ class Nights:
     def explain_proofs(self, last):
         day = self.run.result.business_date
         said = "Wu", "edited by hand", 1, day, last
-        self.people.add([ProofExplanation.of(one, *said) for one in self.differences()])
+        self.people.add(
+            [ProofExplanation.of(difference, *said) for difference in self.differences()]
+        )
 
 
 def totals(items):
     return [
         {
-            "class": one["class"], "group": one["group"], "currency": "CNY", "transfers": 1,
+            "class": row["class"], "group": row["group"], "currency": "CNY", "transfers": 1,
             "debited": 0, "returned": 0, "credited": 0, "ordered": 0,
-            "at_risk": one["amount"] if one["group"] == "break" else 0,
+            "at_risk": row["amount"] if row["group"] == "break" else 0,
         }
-        for one in items
+        for row in items
     ]  # fmt: skip
 
 
@@ -143,7 +145,7 @@ def one_sided(off=300):
     ]
 
 
-def test_items_of_earlier_days_do_not_count_in_the_rate(nights):
+def test_items_of_earlier_days_do_not_count_in_the_match_rate(nights):
     carried = item("icbc/1", age_days=1)
     own, agreed = item("icbc/2", first_seen=DATES[1]), item("icbc/3", "matched")
 
@@ -155,7 +157,7 @@ def test_items_of_earlier_days_do_not_count_in_the_rate(nights):
     assert (alone.own_transfers, alone.past.transfers, alone.match_rate) == (0, 0, 1)
 
 
-def test_each_reason_names_the_place_of_what_it_is_about(tmp_path):
+def test_each_reason_of_the_verdict_points_to_its_break_or_proof(tmp_path):
     strict = Limits(breaks=1, age_days=2)
     nights = Nights(tmp_path, breaks.rules(money={"CNY": Money(materiality=50)}, limits=strict))
     old, great = item("icbc/1", age_days=3, amount=60), item("icbc/2", amount=90)
@@ -169,7 +171,7 @@ def test_each_reason_names_the_place_of_what_it_is_about(tmp_path):
     assert [proof.place for proof in result.proofs if proof.is_open] == [result.why_at[-1]]
 
 
-def test_an_explained_break_explains_its_own_rows(nights):
+def test_an_explained_break_explains_the_differences_of_its_transfer(nights):
     broken = nights.judge(0, one_sided(), [item("icbc/1")])
     assert (broken.verdict, broken.broken_proofs) == ("over limits", 2)
     assert "the proof clearing does not hold: it is off by 3.00 CNY" in broken.why
@@ -188,7 +190,7 @@ def test_an_explained_break_explains_its_own_rows(nights):
     assert nights.judge(1, one_sided(), [known]).verdict == "clean"
 
 
-def test_a_break_does_not_explain_what_its_explanation_has_not_seen(nights):
+def test_an_explained_break_does_not_cover_a_clearing_row_booked_later(nights):
     """The figures of a break have no clearing rows: one that is booked later shows only here."""
     nights.judge(0, one_sided(), [item("icbc/1")])
     nights.explain(item("icbc/1"))
@@ -199,7 +201,7 @@ def test_a_break_does_not_explain_what_its_explanation_has_not_seen(nights):
     assert shares(found, "clearing", "icbc/1") == (301, 0, 0, 301, True)
 
 
-def test_both_kinds_of_booking_of_a_transfer_must_be_as_they_were(nights):
+def test_an_explanation_holds_only_while_both_differences_are_unchanged(nights):
     def rows(*offs):
         return [proof("double-entry", off, "icbc/1", "ccb") for off in offs]
 
@@ -212,7 +214,7 @@ def test_both_kinds_of_booking_of_a_transfer_must_be_as_they_were(nights):
         assert bool(nights.differences()) is (count > 0)
 
 
-def test_an_open_break_and_another_transfer_explain_nothing(nights):
+def test_an_open_break_or_another_transfer_explains_no_difference(nights):
     others = [
         proof("clearing", 5, "icbc/2"), proof("account-table", 300, "bob", "ccb"),
         proof("account-table", 300, None, "ccb"), proof("roll-forward", 300, "icbc/1", "ccb"),
@@ -223,7 +225,7 @@ def test_an_open_break_and_another_transfer_explain_nothing(nights):
 
     nights.judge(0, one_sided() + others, [explained(item("icbc/1"))])
 
-    assert {found.proof for found in nights.differences()} == {
+    assert {difference.proof for difference in nights.differences()} == {
         "clearing", "account-table", "roll-forward"
     }  # fmt: skip
 
@@ -232,10 +234,10 @@ def test_an_open_break_and_another_transfer_explain_nothing(nights):
     ("off", "debits", "is_open"),
     [(-88, 1, False), (-87, 1, True), (88, 1, True), (88, 0, False), (-88, 0, True)],
 )
-def test_a_transfer_in_flight_explains_a_side_that_is_missing(nights, off, debits, is_open):
+def test_a_transfer_in_flight_explains_its_missing_side(nights, off, debits, is_open):
     """And not a side that is booked twice."""
-    one = item("icbc/1", "in-flight", amount=88, debits=debits)
-    found = nights.judge(0, [proof("clearing", off, "icbc/1"), proof("clearing", off)], [one])
+    transfer = item("icbc/1", "in-flight", amount=88, debits=debits)
+    found = nights.judge(0, [proof("clearing", off, "icbc/1"), proof("clearing", off)], [transfer])
 
     assert (found.broken_proofs > 0) is is_open
 
@@ -250,7 +252,7 @@ EDITED = [
 ]
 
 
-def test_a_person_explains_a_difference_until_it_changes_or_the_date_is_over(nights):
+def test_an_explanation_of_a_proof_holds_until_the_amount_changes_or_it_expires(nights):
     assert nights.judge(0, EDITED).broken_proofs == 3
     before = nights.people.digest
     nights.explain_proofs(DATES[1])
@@ -270,7 +272,7 @@ def test_a_person_explains_a_difference_until_it_changes_or_the_date_is_over(nig
     assert nights.judge(2, EDITED).broken_proofs == 3, "the date is over"
 
 
-def test_an_explanation_without_a_last_date_counts_until_the_amount_changes(nights):
+def test_an_explanation_without_a_last_date_does_not_expire(nights):
     nights.judge(0, EDITED)
     nights.explain_proofs(None)
 
@@ -281,14 +283,14 @@ def test_an_explanation_without_a_last_date_counts_until_the_amount_changes(nigh
     assert (shown.first_seen, shown.explained_by, shown.until) == (DATES[0], "Wu", None)
 
 
-def test_the_same_amount_on_another_date_is_another_difference(nights):
+def test_the_same_amount_on_another_date_is_a_separate_difference(nights):
     nights.judge(0, EDITED)
     nights.explain_proofs(None)
 
     rows = [*EDITED, proof("conservation", -7, since=DATES[1])]
     found = nights.judge(1, rows)
 
-    (left,) = (one for one in found.proofs if one.is_open)
+    (left,) = (row for row in found.proofs if row.is_open)
     assert (left.proof, left.first_seen) == ("conservation", DATES[1])
     (difference,) = nights.differences()
     assert (difference.first_seen, difference.amounts) == (DATES[1], (-7,))
@@ -300,13 +302,13 @@ def test_the_same_amount_on_another_date_is_another_difference(nights):
 def test_a_withdrawn_explanation_of_a_proof_has_no_effect(nights):
     nights.judge(0, EDITED)
     nights.explain_proofs(DATES[2])
-    (one, *_) = nights.people.proofs_in_force()
+    (explanation, *_) = nights.people.proofs_in_force()
 
-    nights.people.withdraw(one.difference.id, "Wu", "no", 2)
+    nights.people.withdraw(explanation.difference.id, "Wu", "no", 2)
 
     assert nights.judge(0, EDITED).broken_proofs == 1
     with pytest.raises(UsageError, match="has no explanation"):
-        nights.people.withdraw(one.difference.id, "Wu", "no", 3)
+        nights.people.withdraw(explanation.difference.id, "Wu", "no", 3)
 
 
 def test_an_explanation_cannot_end_before_it_begins(nights):
@@ -315,7 +317,7 @@ def test_an_explanation_cannot_end_before_it_begins(nights):
         nights.explain_proofs(DATES[0])
 
 
-def test_what_is_left_within_the_limits_is_within_limits(nights):
+def test_an_unexplained_difference_below_the_limits_gives_within_limits(nights):
     found = nights.judge(0, [*EDITED, proof("gapless", 0, None, "icbc", None)][2:3])
 
     assert (found.verdict, found.why) == (
@@ -323,7 +325,7 @@ def test_what_is_left_within_the_limits_is_within_limits(nights):
     )  # fmt: skip
 
 
-def test_the_differences_that_are_left_are_shown_first(tmp_path):
+def test_unexplained_differences_are_shown_first(tmp_path):
     limits = msgspec.structs.replace(OPEN.limits, evidence=1)
     nights = Nights(tmp_path, msgspec.structs.replace(OPEN, limits=limits))
     nights.judge(0, EDITED[:2])
@@ -337,7 +339,7 @@ def test_the_differences_that_are_left_are_shown_first(tmp_path):
         ],
     )
 
-    assert [one.account for one in found.proofs if one.account] == ["62…3333"]
+    assert [row.account for row in found.proofs if row.account] == ["62…3333"]
     assert found.why == ("the proof account-table does not hold: it is off by 0.60 CNY",)
 
 

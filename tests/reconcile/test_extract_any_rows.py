@@ -70,12 +70,15 @@ def fit(rows):
     return all(abs(sum_) < 1 << 63 for (period, *_), sum_ in sums.items() if period != 1)
 
 
-def test_a_sum_that_does_not_fit_is_refused(bank):
+def test_an_opening_sum_beyond_64_bits_is_refused(bank):
     row = {"id": 1, "transfer": None, "account": "a", "currency": "CNY", "kind": None}
     told = r"icbc/opening: the entries of account a add up to 9223372036854775808 CNY in minor"
     bank.run("DELETE FROM journal")
     bank.add(
-        [row | {"amount": item, "booked": START_MS - 1} for item in (31_923, (1 << 63) - 31_923)]
+        [
+            row | {"amount": amount, "booked": START_MS - 1}
+            for amount in (31_923, (1 << 63) - 31_923)
+        ]
     )
 
     with (
@@ -85,7 +88,7 @@ def test_a_sum_that_does_not_fit_is_refused(bank):
         Books(rules_of(Path(folder), bank_of(bank, kinds=KINDS)))
 
 
-def test_accounts_whose_sums_fit_may_add_up_to_more(bank):
+def test_accounts_that_fit_in_64_bits_may_have_a_larger_total(bank):
     row = {"id": 1, "transfer": None, "currency": "CNY", "kind": None, "booked": START_MS - 1}
     amounts = {"a": LONG_MAX, "b": LONG_MAX, "c": -LONG_MAX}
     bank.run("DELETE FROM journal")
@@ -101,7 +104,7 @@ def test_accounts_whose_sums_fit_may_add_up_to_more(bank):
 
 @settings(max_examples=15)
 @given(rows=st.lists(ROW, max_size=20))
-def test_rows_come_out_as_they_went_in(bank, rows):
+def test_an_extract_has_the_rows_of_the_bank_unchanged(bank, rows):
     bank.run("DELETE FROM journal")
     if rows:
         bank.add(rows)

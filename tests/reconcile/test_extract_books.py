@@ -31,7 +31,7 @@ def entry(**more):
     return usual | more
 
 
-def test_the_day_is_read_with_what_was_before_and_after(bank, tmp_path):
+def test_a_day_is_read_with_its_opening_and_later_sums(bank, tmp_path):
     bank.journal(
         [
             {"amount": 70, "booked": START_MS - 1, "kind": "other"},
@@ -69,7 +69,7 @@ def test_the_day_is_read_with_what_was_before_and_after(bank, tmp_path):
     assert books.rows(table="accounts") == [{"account": "alice", "currency": "CNY", "balance": 87}]
 
 
-def test_late_rows_are_found_by_when_they_were_written(bank, tmp_path):
+def test_late_rows_belong_to_the_day_they_were_recorded(bank, tmp_path):
     before = START_MS - 1
     bank.journal(
         [{"amount": 1, "booked": before, "recorded": NOON_MS}, {"amount": 2, "recorded": before}],
@@ -82,7 +82,7 @@ def test_late_rows_are_found_by_when_they_were_written(bank, tmp_path):
     assert [row["amount"] for row in books.rows(table="opening")] == [2]
 
 
-def test_a_row_without_a_transfer_stays_without_one_and_kinds_are_mapped(bank, tmp_path):
+def test_a_row_without_a_transfer_has_no_key_and_its_kind_is_mapped(bank, tmp_path):
     kinds = ["D", "C", "return", "fee", None]
     none = [None, "", "  ", None, ""]
     bank.journal([{"transfer": key, "kind": kind} for key, kind in zip(none, kinds, strict=True)])
@@ -94,7 +94,7 @@ def test_a_row_without_a_transfer_stays_without_one_and_kinds_are_mapped(bank, t
     assert {row["key"] for row in found} == {None}
 
 
-def test_what_is_the_same_for_all_rows_needs_no_column(bank, tmp_path):
+def test_a_constant_value_needs_no_column(bank, tmp_path):
     bank.run("CREATE TABLE transfers (transfer INTEGER, account TEXT, amount INTEGER, at INTEGER)")
     bank.run(f"INSERT INTO transfers VALUES (4711, 'alice', 250, {NOON_MS // 1000})")
     told = bank_of(
@@ -113,7 +113,7 @@ def test_what_is_the_same_for_all_rows_needs_no_column(bank, tmp_path):
     assert books.rows() == [entry(id=None, key="icbc/4711", amount=-250)]
 
 
-def test_unsigned_amounts_are_less_than_nothing_where_their_kind_is_a_debit(bank, tmp_path):
+def test_unsigned_amounts_of_debits_become_negative(bank, tmp_path):
     bank.journal([{"amount": 5, "kind": name} for name in ("debit", "credit", "return", "fee")])
 
     books = Books(rules_of(tmp_path, bank_of(bank, amounts="unsigned")))
@@ -127,7 +127,7 @@ def test_unsigned_amounts_are_less_than_nothing_where_their_kind_is_a_debit(bank
 
 
 @pytest.mark.parametrize("type_", ["NUMERIC(20, 4)", "TEXT", "DOUBLE PRECISION"])
-def test_major_units_become_minor_ones_as_each_currency_has_them(bank, tmp_path, type_):
+def test_major_units_become_minor_units_by_the_digits_of_the_currency(bank, tmp_path, type_):
     amounts = [
         ("12.34", "CNY"),
         ("-7.00", "CNY"),
@@ -146,7 +146,7 @@ def test_major_units_become_minor_ones_as_each_currency_has_them(bank, tmp_path,
     assert [row["amount"] for row in books.rows()] == [1234, -700, 500, 1, 7]
 
 
-def test_moments_are_read_in_the_banks_zone_or_in_their_own(bank, tmp_path):
+def test_timestamps_are_read_in_the_banks_zone_or_their_own(bank, tmp_path):
     types = ("TIMESTAMP", "TIMESTAMPTZ") if bank.kind == "postgresql" else ("TEXT", "TEXT")
     at = "2024-11-20 12:00:00.123456"
     for name, type_, given in (
@@ -171,7 +171,7 @@ def test_moments_are_read_in_the_banks_zone_or_in_their_own(bank, tmp_path):
     assert [row["booked_ms"] for row in books.rows("zoned")] == [expected]
 
 
-def test_names_are_quoted_and_conditions_are_the_banks_own(bank, tmp_path):
+def test_odd_names_are_quoted_and_the_where_condition_is_passed_on(bank, tmp_path):
     columns = {"row": "BIGINT"} | {item: JOURNAL[item] for item in JOURNAL if item != "id"}
     columns = {
         ("the order" if column == "transfer" else column): columns[column] for column in columns
@@ -216,7 +216,7 @@ def test_names_are_quoted_and_conditions_are_the_banks_own(bank, tmp_path):
         ([{}], {"where": "nowhere > 1"}, "nowhere"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_its_place(bank, tmp_path, rows, more, told):
+def test_an_invalid_value_or_name_is_refused_with_its_place(bank, tmp_path, rows, more, told):
     bank.journal(rows, JOURNAL | {"amount": "NUMERIC"})
 
     with pytest.raises(ReconcileRefused, match=told) as refused:
@@ -236,7 +236,7 @@ def test_a_currency_that_the_rules_do_not_know_is_refused(bank, tmp_path, units)
         )
 
 
-def test_an_id_that_is_no_number_is_refused_and_an_empty_one_is_not(bank, tmp_path):
+def test_an_id_must_be_a_number_or_empty(bank, tmp_path):
     bank.journal([{"id": None}, {"id": "17"}], JOURNAL | {"id": "TEXT"})
     rules = rules_of(tmp_path, bank_of(bank))
     books = Books(rules)
@@ -273,12 +273,12 @@ def test_several_banks_may_issue_the_ids_of_a_table(bank, tmp_path):
         ({"bank": "{}"}, "missing required field"),
     ],
 )
-def test_an_option_of_the_source_that_cannot_be_is_named(option, told):
+def test_an_invalid_option_of_the_bank_source_is_named(option, told):
     with pytest.raises(ReconcileRefused, match=f"the options of the bank are invalid: .*{told}"):
         BankSource({"date": "2024-11-20"} | option).partitions()
 
 
-def test_the_password_stands_in_no_error(tmp_path, postgres, bank):
+def test_no_error_shows_the_password(tmp_path, postgres, bank):
     told = bank_of(bank) | {"database": "postgresql://u:s3cret@127.0.0.1:1/bank?s3cret=s3cret"}
 
     with pytest.raises(ReconcileRefused) as refused:
@@ -287,7 +287,7 @@ def test_the_password_stands_in_no_error(tmp_path, postgres, bank):
     assert "s3cret" not in str(refused.value)
 
 
-def test_a_schema_is_named_before_its_table(postgres, tmp_path):
+def test_a_table_may_be_given_with_its_schema(postgres, tmp_path):
     with book("postgresql", postgres, tmp_path) as bank:
         bank.run("CREATE SCHEMA core")
         bank.journal([{"amount": 9}], name="core.journal")
@@ -297,7 +297,7 @@ def test_a_schema_is_named_before_its_table(postgres, tmp_path):
     assert [row["amount"] for row in books.rows()] == [9]
 
 
-def test_a_view_has_no_pages_and_is_read_as_a_whole(postgres, tmp_path):
+def test_a_view_without_pages_is_read_as_a_whole(postgres, tmp_path):
     with book("postgresql", postgres, tmp_path) as bank:
         bank.journal([{"amount": index} for index in range(100)])
         bank.run("CREATE VIEW seen AS SELECT * FROM journal")
@@ -310,7 +310,7 @@ def test_a_view_has_no_pages_and_is_read_as_a_whole(postgres, tmp_path):
 @pytest.mark.parametrize(
     ("held", "type_"), [("timestamp", "TIMESTAMPTZ"), ("timestamptz", "TIMESTAMP")]
 )
-def test_a_moment_in_the_wrong_zone_is_refused(postgres, tmp_path, held, type_):
+def test_a_timestamp_column_of_the_wrong_type_is_refused(postgres, tmp_path, held, type_):
     with book("postgresql", postgres, tmp_path) as bank:
         bank.journal([], JOURNAL | {"booked": type_})
 
@@ -318,7 +318,7 @@ def test_a_moment_in_the_wrong_zone_is_refused(postgres, tmp_path, held, type_):
             Books(rules_of(tmp_path, bank_of(bank, time=held)))
 
 
-def test_large_tables_are_read_in_slices_and_every_row_once(postgres, tmp_path):
+def test_a_large_table_is_read_in_slices_and_every_row_once(postgres, tmp_path):
     with book("postgresql", postgres, tmp_path) as bank:
         bank.journal([])
         with bank.engine.begin() as connection:

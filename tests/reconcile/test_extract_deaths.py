@@ -1,4 +1,4 @@
-"""What an extract leaves behind that does not come to its end."""
+"""What an unfinished extract leaves behind."""
 
 import signal
 import subprocess
@@ -37,7 +37,7 @@ def complete(home):
         home.at("done").take(draft, last="last")
 
 
-def test_the_next_extract_removes_what_a_killed_one_has_left(home):
+def test_the_next_extract_removes_what_a_killed_extract_left(home):
     command = [sys.executable, "-c", DYING, str(home)]
     died = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
     assert died.returncode == -signal.SIGKILL, died.stderr
@@ -49,14 +49,14 @@ def test_the_next_extract_removes_what_a_killed_one_has_left(home):
     assert {path.name for path in home.local.iterdir()} == {"done", "lock"}
 
 
-def test_one_that_fails_leaves_nothing(home):
+def test_a_failed_extract_leaves_nothing(home):
     with pytest.raises(RuntimeError, match="the log is away"), home.staging():
         raise RuntimeError("the log is away")
 
     assert begun(home) == []
 
 
-def test_one_that_is_under_way_is_left_alone(home):
+def test_an_extract_in_progress_is_left_alone(home):
     with home.staging() as (mine, _):
         mine.replace("rows", b"some")
         with pytest.raises(ReconcileRefused, match="another run works in .*: wait until it has"):

@@ -132,8 +132,8 @@ def statement_of(tmp_path, text, files=CAMT, name="ccb-2024-11-20.xml", charset=
     return files_of(tmp_path, files, STATEMENT)
 
 
-def test_a_statement_may_end_with_a_long_comment(tmp_path):
-    """A parser may keep it back until the file ends, and all that follows it."""
+def test_a_statement_may_contain_a_long_comment(tmp_path):
+    """A parser may hold it back until the file ends, with everything after it."""
     comment = f"<!--{'x' * 300_000}-->"
     rules = statement_of(tmp_path, document(statement_xml(comment, entry_xml("12.50"))))
 
@@ -197,7 +197,7 @@ und mehr
 """
 
 
-def test_a_swift_statement_is_read_over_its_pages(tmp_path):
+def test_a_swift_statement_is_read_across_its_pages(tmp_path):
     rules = statement_of(tmp_path, MT, MT940, "ccb-2024-11-20.sta", "latin-1")
 
     books = Books(rules)
@@ -213,7 +213,7 @@ def test_a_swift_statement_is_read_over_its_pages(tmp_path):
     assert books.rows("ccb", "accounts") == [usual | {"balance": 10950}]
 
 
-def test_reversals_batches_charges_and_reports_of_several_accounts(tmp_path):
+def test_a_statement_may_have_reversals_batches_charges_and_several_accounts(tmp_path):
     reversal = "<RvslInd>true</RvslInd>"
     batch = """<Ntry><Amt Ccy="EUR">30</Amt><CdtDbtInd>CRDT</CdtDbtInd><Sts>BOOK</Sts>
 <BookgDt><DtTm>2024-11-20T10:00:00+01:00</DtTm></BookgDt><NtryDtls><Btch><NbOfTxs>2</NbOfTxs></Btch>
@@ -301,7 +301,7 @@ SECOND = (balance_xml("OPBD", "3"), balance_xml("CLBD", "4"), entry_xml("1"))
         ),
     ],
 )
-def test_a_statement_that_cannot_be_is_refused(tmp_path, text, told):
+def test_an_invalid_camt_statement_is_refused(tmp_path, text, told):
     with pytest.raises(ReconcileRefused, match=told.replace("(", "\\(")):
         Books(statement_of(tmp_path, text))
 
@@ -328,7 +328,7 @@ def test_a_statement_that_cannot_be_is_refused(tmp_path, text, told):
         (":60F:C241119EUR100,00", ":60F:C241119EUR100.00", "is not a balance such as"),
     ],
 )
-def test_a_swift_statement_that_cannot_be_is_refused(tmp_path, old, new, told):
+def test_an_invalid_swift_statement_is_refused(tmp_path, old, new, told):
     text = MT.replace(old, new)
     assert text != MT
 
@@ -367,7 +367,7 @@ def test_a_swift_charge_within_an_entry_is_a_row_of_its_own(tmp_path):
         (lines_of({"account": "a\0b"}), "", "line 2: 'a.x00b' is not a text"),
     ],
 )
-def test_a_file_that_does_not_fit_is_refused_with_its_place(tmp_path, text, more, told):
+def test_an_invalid_file_is_refused_with_the_place_of_the_error(tmp_path, text, more, told):
     csv_of(tmp_path, text)
     rules = files_of(tmp_path, f"{WHOLE}\n{more}")
 
@@ -375,7 +375,7 @@ def test_a_file_that_does_not_fit_is_refused_with_its_place(tmp_path, text, more
         Books(rules)
 
 
-def test_a_file_that_is_written_while_it_is_read_is_refused(tmp_path, monkeypatch):
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch):
     csv_of(tmp_path, lines_of({}))
     path = tmp_path / "in" / "ccb.csv"
 
@@ -418,7 +418,7 @@ grouping = "."\nmoments = "%d.%m.%Y %H:%M\"""",
     ]
 
 
-def test_a_row_that_is_booked_before_its_file_is_late(tmp_path):
+def test_a_row_booked_before_the_date_of_its_file_is_late(tmp_path):
     csv_of(tmp_path, lines_of({"booked": START_MS - 5}), "ccb-2024-11-20.csv")
 
     books = Books(files_of(tmp_path, DATED))
@@ -428,7 +428,7 @@ def test_a_row_that_is_booked_before_its_file_is_late(tmp_path):
     assert books.rows("ccb", "opening") == []
 
 
-def test_a_row_that_is_booked_after_the_date_of_its_file_cannot_be_read(tmp_path):
+def test_a_row_booked_after_the_date_of_its_file_is_refused(tmp_path):
     csv_of(tmp_path, lines_of({}, {"booked": START_MS + DAY_MS}), "ccb-2024-11-20.csv")
 
     told = f"file .*, line 3: booked is '{START_MS + DAY_MS}': after the end of the file's date"
@@ -448,7 +448,7 @@ balance = "closing"
     ("opening", "told"),
     [("", {"alice": 90}), ('opening = "opening"', {"alice": 80})],
 )
-def test_opening_balances_come_from_the_bank_or_follow_on_the_first_date(tmp_path, opening, told):
+def test_first_opening_balances_come_from_the_bank_or_are_computed(tmp_path, opening, told):
     csv_of(tmp_path, lines_of({"amount": 10}), "ccb-2024-11-20.csv")
     csv_of(tmp_path, "account,currency,opening,closing\nalice,CNY,80,100\n", "b-2024-11-20.csv")
     files = DATED + '\nbalances = "in/b-{date}.csv"'
@@ -611,7 +611,7 @@ def test_random_statements_are_read_back(tmp_path_factory, form, amounts, begun)
         ('path = "x"\nformat = "csv"\n[bank]\n', ENTRIES, "TOML"),
     ],
 )
-def test_wrong_rules_about_files_are_named(tmp_path, files, entries, told):
+def test_an_invalid_rule_about_files_is_named(tmp_path, files, entries, told):
     with pytest.raises(ConfigError) as refused:
         files_of(tmp_path, files, entries)
 
@@ -619,7 +619,7 @@ def test_wrong_rules_about_files_are_named(tmp_path, files, entries, told):
     assert "\n" not in str(refused.value) or told == "TOML"
 
 
-def test_places_of_files_are_not_part_of_the_rules(tmp_path):
+def test_the_digest_of_the_rules_ignores_the_paths_of_files(tmp_path):
     csv_of(tmp_path, lines_of({}))
     here, other = (files_of(tmp_path, text) for text in (WHOLE, WHOLE.replace("in/", "elsewhere/")))
 
@@ -662,7 +662,7 @@ def test_an_account_without_a_statement_keeps_its_balance(tmp_path, monkeypatch)
     def told(where, table, value):
         return {row["account"]: row[value] for row in where.rows("ccb", table)}
 
-    # What the bank states counts, and roll-forward compares it with the day before.
+    # The bank's statement counts, and roll-forward compares it with the day before.
     assert told(books, "opening", "amount") == {"DE1": 10750, "DE2": 100}
     assert told(books, "accounts", "balance") == {"DE1": 10750, "DE2": 300}
     assert told(saturday, "opening", "rows") == {"DE1": 3, "DE2": 1}

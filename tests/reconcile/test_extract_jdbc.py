@@ -1,4 +1,4 @@
-"""What a bank behind JDBC is asked, over tables that Spark has itself: no driver is needed here."""
+"""The statements for a bank behind JDBC, on tables in Spark itself, so most need no driver."""
 
 from unittest.mock import Mock
 
@@ -22,7 +22,7 @@ from txmq.reconcile.extract.jdbc import _error_sentence, options
 from txmq.reconcile.extract.statements import EntryStatements
 from txmq.reconcile.rules import Bank, Day, Money
 
-pytestmark = pytest.mark.timeout(600)  # Spark takes its time where others work beside it.
+pytestmark = pytest.mark.timeout(600)  # Spark is slow when other tests run at the same time.
 
 
 class Nowhere:
@@ -54,7 +54,7 @@ TYPES = {
 }
 
 
-def test_sparks_words_make_the_same_rows(spark):
+def test_statements_in_spark_sql_give_the_expected_rows(spark):
     statements = asked(
         spark,
         "(1, 4711, 'alice', -12.34, 'CNY', 'D', '2024-11-20 20:00:00.123456'), "
@@ -80,7 +80,7 @@ def test_sparks_words_make_the_same_rows(spark):
     ]
 
 
-def test_rows_that_cannot_be_read_are_in_no_statement_but_one(spark):
+def test_unreadable_rows_are_left_out_and_counted(spark):
     types = TYPES | {"amount": "STRING", "booked": "STRING"}
     good = "'alice', '1', 'CNY', 'D', '2024-11-20 20:00:00'"
     bad = [
@@ -106,7 +106,7 @@ def test_rows_that_cannot_be_read_are_in_no_statement_but_one(spark):
     assert sum(row.lines for row in sums) == 5
 
 
-def test_a_bank_is_read_through_its_driver(spark, tmp_path):
+def test_a_bank_is_read_through_its_jdbc_driver(spark, tmp_path):
     """Derby comes with Spark."""
 
     class Derby:
@@ -137,7 +137,7 @@ def test_a_bank_is_read_through_its_driver(spark, tmp_path):
     assert {table.table for table in manifest.sources[0].tables} == {"entries", "opening", "later"}
 
 
-def test_a_database_that_fails_midway_is_quoted(spark, tmp_path):
+def test_an_error_of_the_database_midway_is_quoted(spark, tmp_path):
     class Derby:
         url = f"jdbc:derby:memory:{tmp_path.name};create=true"
 
@@ -151,7 +151,7 @@ def test_a_database_that_fails_midway_is_quoted(spark, tmp_path):
         extracted(spark, rules_of(tmp_path, told))
 
 
-def test_a_failure_while_rows_arrive_has_its_cause(spark):
+def test_a_failure_while_rows_arrive_names_its_cause(spark):
     """Spark's own words are "Exception thrown in awaitResult:", and nothing else."""
     number = "java_method('java.lang.Integer', 'parseInt', 'x')"
     failing = spark.sql(f"SELECT if(id = 7, {number}, id) AS x FROM range(9)")
@@ -161,7 +161,7 @@ def test_a_failure_while_rows_arrive_has_its_cause(spark):
     assert _error_sentence(caught.value, "jdbc:x://bank") == 'For input string: "x"'
 
 
-def test_a_condition_is_the_databases_own_and_properties_are_passed_on():
+def test_the_where_condition_and_properties_are_passed_on_unchanged():
     given = msgspec.structs.replace(
         bank(table="core.journal", where="rownum > 0"), properties={"driver": "a.b.C"}
     )
@@ -172,14 +172,14 @@ def test_a_condition_is_the_databases_own_and_properties_are_passed_on():
     assert (found["driver"], found["url"]) == ("a.b.C", "jdbc:nothing://bank")
 
 
-def test_a_missing_driver_is_told(spark, tmp_path):
+def test_a_missing_driver_is_reported(spark, tmp_path):
     rules = rules_of(tmp_path, bank_of(Nowhere))
 
     with pytest.raises(ReconcileRefused, match="no driver for jdbc:nothing; name its jar"):
         extracted(spark, rules)
 
 
-def test_a_url_of_nothing_known_is_told(tmp_path):
+def test_a_url_of_an_unknown_kind_is_refused(tmp_path):
     class Other:
         url = "mongodb://bank"
 

@@ -1,4 +1,4 @@
-"""What is loaded is what was extracted, or the run is refused with what differs."""
+"""A run loads exactly what was extracted, or is refused with the difference."""
 
 import json
 import shutil
@@ -58,7 +58,7 @@ def made(spark, tmp_path_factory):
 
 @pytest.fixture
 def extract(made, tmp_path):
-    """A copy that may be spoiled."""
+    """A copy that a test may damage."""
     folder = tmp_path / "extract"
     shutil.copytree(made[0], folder)
     return folder
@@ -79,7 +79,7 @@ def part(folder, source="icbc"):
     return found
 
 
-def test_all_ledgers_have_their_columns_and_the_banks_name(made, spark):
+def test_loaded_ledgers_have_their_columns_and_the_name_of_the_bank(made, spark):
     files = load(spark, Manifest.read(LocalFolder(made[0])), LocalFolder(made[0]))
 
     found = read(spark, files)
@@ -96,7 +96,7 @@ def test_all_ledgers_have_their_columns_and_the_banks_name(made, spark):
 
 
 @pytest.mark.fault("R5")
-def test_a_missing_part_is_told_with_its_rows(extract, refused):
+def test_a_missing_part_is_reported_with_its_row_count(extract, refused):
     name = part(extract).name
     part(extract).unlink()
 
@@ -107,7 +107,7 @@ def test_a_missing_part_is_told_with_its_rows(extract, refused):
 
 
 @pytest.mark.fault("R5")
-def test_a_truncated_part_is_told_with_its_bytes(extract, refused):
+def test_a_truncated_part_is_reported_with_its_byte_count(extract, refused):
     path = part(extract)
     size = path.stat().st_size
     with path.open("r+b") as file:
@@ -120,7 +120,7 @@ def test_a_truncated_part_is_told_with_its_bytes(extract, refused):
     )
 
 
-def test_a_changed_byte_is_told_by_the_hash(extract, refused):
+def test_a_changed_byte_is_detected_by_the_hash(extract, refused):
     path = part(extract, "ccb")
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
@@ -130,7 +130,7 @@ def test_a_changed_byte_is_told_by_the_hash(extract, refused):
 
 
 @pytest.mark.fault("R6")
-def test_a_part_that_is_there_twice_is_told_with_its_rows(extract, refused):
+def test_a_duplicated_part_is_reported_with_its_row_count(extract, refused):
     shutil.copy(part(extract), part(extract).with_name("another.parquet"))
 
     told = refused(extract)
@@ -139,13 +139,13 @@ def test_a_part_that_is_there_twice_is_told_with_its_rows(extract, refused):
     assert "another.parquet was not extracted" in told
 
 
-def test_a_part_of_another_day_is_told(extract, made, refused):
+def test_a_part_of_another_day_is_reported(extract, made, refused):
     shutil.copy(part(made[1]), part(extract))
 
     assert str(part(extract).relative_to(extract)) in refused(extract)
 
 
-def test_a_file_that_belongs_to_nothing_is_told(extract, refused):
+def test_a_file_that_was_not_extracted_is_reported(extract, refused):
     place = "books/source=boc/table=entries/part.parquet"
     (extract / place).parent.mkdir(parents=True)
     shutil.copy(part(extract), extract / place)
@@ -204,9 +204,7 @@ def test_a_file_that_belongs_to_nothing_is_told(extract, refused):
     ],
     ids=["rows", "amount", "currency", "nothing", "id", "moment", "text"],
 )
-def test_the_numbers_are_counted_again_and_the_total_that_differs_is_named(
-    spark, extract, change, told
-):
+def test_totals_are_computed_again_and_the_one_that_differs_is_named(spark, extract, change, told):
     """A changed file with a changed hash still differs from the bank's totals."""
     table = pq.ParquetFile(part(extract)).read()
     if told.startswith("icbc/entries: the sum of CNY was 999000 when"):
@@ -217,7 +215,7 @@ def test_the_numbers_are_counted_again_and_the_total_that_differs_is_named(
         check_totals(spark, Manifest.read(LocalFolder(extract)), LocalFolder(extract))
 
 
-def test_whole_numbers_that_do_not_fit_in_a_sum_are_counted_alike(spark, tmp_path):
+def test_totals_beyond_64_bits_are_the_same_when_computed_again(spark, tmp_path):
     with book("sqlite", None, tmp_path) as bank:
         bank.journal(
             [{"id": (1 << 62) + index, "amount": -(1 << 61) - index} for index in range(9)]
@@ -228,7 +226,7 @@ def test_whole_numbers_that_do_not_fit_in_a_sum_are_counted_alike(spark, tmp_pat
     assert manifest.sources[0].tables[0].written.amounts["CNY"] < -(1 << 63)
 
 
-def test_a_manifest_that_was_changed_or_is_missing_is_told(extract):
+def test_a_changed_or_missing_manifest_is_refused(extract):
     path = extract / FILE
     plain = json.loads(path.read_text())
     plain["sources"][0]["tables"][0]["written"]["rows"] += 1

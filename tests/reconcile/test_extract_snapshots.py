@@ -64,7 +64,7 @@ def sums_of(books):
     return len(amounts), sum(amounts)
 
 
-def test_books_balance_in_every_extract_while_others_book(bank, tmp_path):
+def test_every_extract_balances_while_others_book(bank, tmp_path):
     rules = rules_of(tmp_path, bank_of(bank))
     counts = []
 
@@ -78,12 +78,10 @@ def test_books_balance_in_every_extract_while_others_book(bank, tmp_path):
 
     assert bookings.count > 0
     assert counts == sorted(counts)
-    assert counts[-1] > counts[0]  # They did book meanwhile.
+    assert counts[-1] > counts[0]  # There were bookings during the extracts.
 
 
-def test_only_the_shared_snapshot_keeps_out_what_is_booked_between_two_readers(
-    bank, tmp_path, monkeypatch
-):
+def test_only_a_shared_snapshot_excludes_bookings_between_two_readers(bank, tmp_path, monkeypatch):
     transaction = reading._transaction
 
     def count(*, is_shared):
@@ -98,12 +96,12 @@ def test_only_the_shared_snapshot_keeps_out_what_is_booked_between_two_readers(
         bank.run(f"DELETE FROM journal WHERE id > {ROWS + 1}")
         return rows
 
-    # One booking precedes the snapshot; other readers would see those before their own.
+    # One booking precedes the snapshot; without it, later readers see later bookings.
     assert count(is_shared=True) == ROWS + 2
     assert count(is_shared=False) > ROWS + 2
 
 
-def test_what_is_booked_after_the_snapshot_is_in_no_table(bank, tmp_path, monkeypatch):
+def test_bookings_after_the_snapshot_are_in_no_table(bank, tmp_path, monkeypatch):
     exported = reading.export_snapshot
 
     @contextlib.contextmanager
@@ -120,7 +118,7 @@ def test_what_is_booked_after_the_snapshot_is_in_no_table(bank, tmp_path, monkey
         assert "late" not in {row["account"] for row in books.rows(table=table)}
 
 
-def test_a_lock_that_nobody_releases_is_told(bank, tmp_path, monkeypatch):
+def test_a_lock_that_is_never_released_is_reported(bank, tmp_path, monkeypatch):
     monkeypatch.setattr(reading, "_LOCK_S", 1)
 
     with bank.engine.connect() as connection:
@@ -129,7 +127,7 @@ def test_a_lock_that_nobody_releases_is_told(bank, tmp_path, monkeypatch):
             Books(rules_of(tmp_path, bank_of(bank)))
 
 
-def test_nobody_rewrites_the_journal_while_it_is_read(bank, tmp_path, monkeypatch):
+def test_the_journal_cannot_be_rewritten_while_it_is_read(bank, tmp_path, monkeypatch):
     exported = reading.export_snapshot
 
     @contextlib.contextmanager
@@ -145,7 +143,7 @@ def test_nobody_rewrites_the_journal_while_it_is_read(bank, tmp_path, monkeypatc
     assert sums_of(Books(rules_of(tmp_path, bank_of(bank)))) == (ROWS, 0)
 
 
-def test_rows_of_tables_that_inherit_are_read_too(bank, tmp_path):
+def test_rows_of_inheriting_tables_are_read_too(bank, tmp_path):
     bank.run("CREATE TABLE older () INHERITS (journal)")
     bank.run(
         "INSERT INTO older (id, transfer, account, amount, currency, kind, booked) SELECT n, 'T', "
@@ -160,7 +158,7 @@ def test_rows_of_tables_that_inherit_are_read_too(bank, tmp_path):
 def test_a_sqlite_bank_is_read_in_one_state_too(tmp_path):
     with book("sqlite", None, tmp_path) as bank:
         bank.run("PRAGMA journal_mode = WAL")
-        bank.journal([{"amount": item} for item in (-7, 7)])
+        bank.journal([{"amount": amount} for amount in (-7, 7)])
         rules = rules_of(tmp_path, bank_of(bank))
         stopped = threading.Event()
 

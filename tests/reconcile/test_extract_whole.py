@@ -83,7 +83,7 @@ def test_an_extract_has_the_rows_and_the_totals_of_its_banks(spark, bank, kind, 
     }
 
 
-def test_the_same_books_give_the_same_extract_and_others_another(spark, rules, bank):
+def test_the_same_books_give_the_same_extract_and_changed_books_a_new_one(spark, rules, bank):
     bank.journal([{"amount": 1}, {"amount": 1, "account": "bob"}])
     first, folder = extracted(spark, rules)
     again, _ = extracted(spark, rules)
@@ -107,22 +107,22 @@ def test_empty_books_make_an_extract_without_rows(spark, rules, bank):
 
 
 def test_totals_beyond_64_bits_are_exact(spark, rules, bank):
-    many = [{"id": (1 << 62) + index, "amount": (1 << 61) - index} for index in range(5)]
-    many += [
+    booked = [{"id": (1 << 62) + index, "amount": (1 << 61) - index} for index in range(5)]
+    booked += [
         {"account": f"a{index}", "amount": LONG_MAX, "booked": START_MS - 1} for index in range(3)
     ]
-    bank.journal(many)
+    bank.journal(booked)
 
     manifest, _ = extracted(spark, rules)
 
     entries, opening, _ = (table.written for table in manifest.sources[0].tables)
-    assert entries.amounts == {"CNY": sum(row["amount"] for row in many[:5])}
-    whole = sum(row["id"] + row["amount"] + 2 * NOON_MS for row in many[:5])
+    assert entries.amounts == {"CNY": sum(row["amount"] for row in booked[:5])}
+    whole = sum(row["id"] + row["amount"] + 2 * NOON_MS for row in booked[:5])
     assert entries.hash_total == whole % (1 << 63)
     assert opening.amounts == {"CNY": 3 * LONG_MAX}
 
 
-def test_the_log_is_read_when_all_banks_are_there(spark, rules, bank, monkeypatch):
+def test_the_log_is_read_after_all_banks(spark, rules, bank, monkeypatch):
     bank.journal([{}])
     there, write = [], extraction.write_sheets
 
@@ -145,7 +145,7 @@ def test_a_day_that_is_not_over_is_extracted_as_it_stands(spark, rules, bank):
 
     assert (past.is_final, past.as_of_ms) == (True, past.end_ms)
     assert not future.is_final
-    assert future.as_of_ms == min(one.taken_ms for one in future.sources)
+    assert future.as_of_ms == min(source.taken_ms for source in future.sources)
 
 
 def test_a_refusal_by_a_worker_is_an_error_of_the_extract(spark, rules, bank):

@@ -30,7 +30,7 @@ def read(amount, code, units="major", **more):
         ("90071992547409.93", '"CNY"', 9007199254740993),
     ],
 )
-def test_major_units_become_minor_ones(amount, currency, told):
+def test_major_units_become_minor_units(amount, currency, told):
     assert read(amount, currency) == (told, None)
 
 
@@ -44,7 +44,7 @@ def test_an_amount_that_is_not_whole_minor_units_is_a_problem(amount):
     assert "amount" in problem
 
 
-def test_the_currency_of_all_messages_has_digits_too():
+def test_a_constant_currency_has_its_own_digits():
     assert read("1.5", "1", currency=Constant("BHD")) == (1500, None)
     assert read("15", '"BHD"', units="minor") == (15, None)
     assert read("1", "[1]")[0] == 100  # The problem is the currency.
@@ -62,8 +62,8 @@ def read_ids(id_, keys="", payer="a", **more):
 @pytest.mark.parametrize(
     "id_", ["x" * 256, "x" * TEXT_CHARS_MAX, "T-1\u3000", "T\u200b1", "T\u00a01"]
 )
-def test_ids_and_accounts_stay_as_they_are(id_):
-    """The books keep them so, and a changed one would make two breaks of one transfer."""
+def test_ids_and_accounts_are_kept_unchanged(id_):
+    """The books keep them unchanged; changing one here would turn one transfer into two breaks."""
     assert read_ids(id_, key="id", payer=id_) == (f"icbc/{id_}", id_, None)
     assert read_ids("", id_) == (f"icbc/{id_}", "a", None)
 
@@ -76,7 +76,7 @@ def test_ids_and_accounts_stay_as_they_are(id_):
         ("T\ud8001", None, r"is not a name or number but 'T\ud8001'"),
     ],
 )
-def test_an_id_that_cannot_be_kept_matches_nothing_and_its_message_says_why(id_, shown, why):
+def test_an_id_that_cannot_be_kept_is_reported_with_the_reason(id_, shown, why):
     assert read_ids("", id_) == (shown, "a", f"its key {why}")
-    if "\ud800" not in id_:  # Such a body is not JSON.
+    if "\ud800" not in id_:  # That body is not JSON.
         assert read_ids(id_, key="id", payer=id_) == (shown, None, f"id {why}; payer {why}")

@@ -80,13 +80,13 @@ def test_nothing_is_suggested_if_there_are_several_candidates():
     assert found(("T-1", DEBIT), ("t-1", CREDIT), (" T-1", CREDIT)) == [("blanks, case", None)] * 3
 
 
-def test_an_id_may_be_doubtful_alone():
+def test_an_id_may_be_doubtful_without_a_similar_one():
     assert found(("T-1", DEBIT), ("T-2 ", DEBIT), ("e\u0301", DEBIT), (LONG_ID, DEBIT)) == [
         (None, None), ("blanks", None), ("form", None), ("length", None),
     ]  # fmt: skip
 
 
-def test_the_same_id_of_another_bank_is_another_one():
+def test_similar_ids_of_two_banks_are_not_suggested():
     life = BreakLife(rules(), DAY, {})
     items = [
         life.item(transfer(key, "debit-without-message") | facts, TransferRows(f"icbc/{key}"))

@@ -1,4 +1,4 @@
-"""A break is followed from its birth to its end, and does as a second model says."""
+"""The life of a break from its first day to its last, compared with a model."""
 
 import hashlib
 from datetime import date, timedelta
@@ -30,7 +30,7 @@ def live(
     rules=None,
     history=(),
 ):
-    """Carries plain rows: what is open, and what was closed, each by its key."""
+    """Carry items over a day; returns the open items and the closed ones, by key."""
     before = {item["key"]: item for item in previous}
     notes = [breaks.explained(*item) for item in explained]
     life = BreakLife(rules or breaks.rules(), day, {note.break_id: note for note in notes})
@@ -81,7 +81,7 @@ def test_an_item_is_new_then_open_then_changed_then_closed():
     ]
 
 
-def test_what_is_agreed_and_was_no_item_is_none():
+def test_an_agreed_transfer_that_was_no_item_does_not_become_one():
     items, closed = live({"icbc/1": "matched", "icbc/2": "parked"})
     assert (set(items), closed) == ({"icbc/2"}, {})
 
@@ -89,7 +89,7 @@ def test_what_is_agreed_and_was_no_item_is_none():
     assert (set(items), closed) == ({"icbc/2"}, {})
 
 
-def test_what_today_does_not_know_stays_and_grows_older():
+def test_an_item_without_news_stays_open_and_grows_older():
     first, _ = live({"icbc/1": "in-flight", "icbc/2": "parked"})
     then, closed = live({"icbc/2": "parked"}, first.values(), MONDAY + timedelta(days=2))
 
@@ -98,7 +98,7 @@ def test_what_today_does_not_know_stays_and_grows_older():
     assert closed == {}
 
 
-def test_an_explanation_holds_as_long_as_the_class_is_the_same():
+def test_an_explanation_holds_while_the_class_is_the_same():
     days = [MONDAY + timedelta(days=index) for index in range(4)]
     first, _ = live({"icbc/1": "amount-mismatch"}, day=days[0])
     said = [("icbc/1", "amount-mismatch")]
@@ -134,15 +134,15 @@ MORE = {
 """Of each figure another."""
 
 
-def test_an_explanation_holds_for_none_of_whose_figures_is_another():
-    said = [(f"icbc/{item}", "double-credit") for item in (*MORE, "quiet")]
+def test_an_explanation_ends_if_any_figure_of_the_item_changes():
+    said = [(f"icbc/{figure}", "double-credit") for figure in (*MORE, "quiet")]
     plain = dict(said)
     first, _ = live(plain)
     second, _ = live(plain, first.values(), explained=said)
     assert {row["status"] for row in second.values()} == {"explained"}
 
     more = {f"icbc/{name}": {name: value} for name, value in MORE.items()}
-    # Where messages are and how far their consumers have come is no other break.
+    # A different state of delivery does not make it another break.
     more["icbc/quiet"] = {"delivery": "dead", "is_late": True, "reason": "so"}
     third, _ = live(plain, second.values(), FRIDAY, explained=said, more=more)
 
@@ -163,7 +163,7 @@ def test_an_explanation_holds_for_none_of_whose_figures_is_another():
         assert row["history"].endswith(f",{FRIDAY} double-credit changed")
 
 
-def test_what_is_explained_anew_is_explained_as_what_it_is_now():
+def test_a_new_explanation_covers_the_changed_figures():
     first, _ = live({"icbc/1": "parked"})
     said = [("icbc/1", "parked")]
     second, _ = live({"icbc/1": "parked"}, first.values(), explained=said)
@@ -176,7 +176,7 @@ def test_what_is_explained_anew_is_explained_as_what_it_is_now():
     assert item["history"] == f"{second['icbc/1']['history']},{FRIDAY} parked explained"
 
 
-def test_what_is_of_the_same_class_and_is_more_has_changed():
+def test_an_item_of_the_same_class_with_new_figures_has_changed():
     first, _ = live({"icbc/1": "double-credit"})
     more = {"icbc/1": {"credits": 3}}
     then, _ = live({"icbc/1": "double-credit"}, first.values(), FRIDAY, more=more)
@@ -208,7 +208,7 @@ def test_an_explained_break_is_closed_once_it_is_agreed():
     assert (closed["icbc/1"]["status"], closed["icbc/1"]["explained_by"]) == ("closed", None)
 
 
-def test_an_explained_item_of_which_today_says_nothing_stays_explained():
+def test_an_explained_item_without_news_stays_explained():
     first, _ = live({"icbc/1": "parked"})
     said = [("icbc/1", "parked")]
     second, _ = live({"icbc/1": "parked"}, first.values(), explained=said)
@@ -219,7 +219,7 @@ def test_an_explained_item_of_which_today_says_nothing_stays_explained():
     assert (fourth["icbc/1"]["class"], fourth["icbc/1"]["group"]) == ("parked", "break")
 
 
-def test_what_was_agreed_before_is_reopened_and_not_new():
+def test_a_break_that_was_agreed_before_is_reopened_and_not_new():
     items, _ = live({"icbc/1": "double-credit", "icbc/2": "parked"}, agreed=["icbc/1", "icbc/1"])
     assert {key: item["status"] for key, item in items.items()} == {
         "icbc/1": "reopened",
@@ -230,7 +230,7 @@ def test_what_was_agreed_before_is_reopened_and_not_new():
     assert then["icbc/1"]["status"] == "open"
 
 
-def test_what_was_closed_is_reopened_with_its_history():
+def test_a_closed_item_is_reopened_with_its_history():
     early = "2026-11-09 parked new,2026-11-10 matched closed 9"
     told = "2026-11-12 parked new,2026-11-13 matched closed 5"
     again = [("icbc/1", early), ("icbc/1", told), ("icbc/2", early)]
@@ -263,7 +263,7 @@ DATES = st.dates(date(2025, 1, 1), date(2027, 12, 31))
     firsts=st.lists(DATES, min_size=1, max_size=30),
     today=DATES,
 )
-def test_ages_are_those_of_the_calendar(weekend, holidays, firsts, today):
+def test_ages_follow_the_business_calendar(weekend, holidays, firsts, today):
     day = Day(weekend=weekend, holidays=holidays)
     rules = breaks.rules(day=day)
     previous, _ = live({f"icbc/{index}": "parked" for index in range(len(firsts))}, rules=rules)
@@ -283,7 +283,7 @@ def bucket(age):
     return BUCKETS[sum(age > most for most in (0, 1, 3, 7))]
 
 
-def test_a_weekend_makes_nothing_older():
+def test_weekends_and_holidays_do_not_age_an_item():
     rules = breaks.rules(day=Day(holidays=frozenset({date(2026, 11, 23)})))
     first, _ = live({"icbc/1": "parked"}, day=FRIDAY, rules=rules)
     ages = []
@@ -296,7 +296,7 @@ def test_a_weekend_makes_nothing_older():
 
 
 class Model:
-    """The same in plain Python, one item at a time."""
+    """The same rules in plain Python, one item at a time."""
 
     def __init__(self):
         self.items, self.agreed = {}, {}
@@ -345,12 +345,12 @@ DAYS = st.tuples(
 
 @settings(max_examples=count(50, 5_000))
 @given(days=st.lists(DAYS, min_size=2, max_size=4))
-def test_any_life_is_that_of_the_model(days):
+def test_the_life_of_any_item_matches_the_model(days):
     model, items, gone = Model(), {}, []
     for day_, (classes, paid, said) in enumerate(days):
         day = MONDAY + timedelta(days=day_)
-        told = [(key, class_, {"credits": one}) for key, (class_, one) in said.items()]
-        more = {key: {"credits": one} for key, one in paid.items()}
+        told = [(key, class_, {"credits": number}) for key, (class_, number) in said.items()]
+        more = {key: {"credits": number} for key, number in paid.items()}
         again = {"agreed": sorted(model.agreed), "history": tuple(gone)}
         items, closed = live(classes, items.values(), day, explained=told, more=more, **again)
         gone += [(key, item["history"]) for key, item in closed.items()]
@@ -376,8 +376,8 @@ def changes(item):
     return [tuple(word.split()[:3]) for word in item["history"].split(",")]
 
 
-def test_days_that_are_run_again_come_to_the_same_with_the_same_ids():
-    """A day in the middle is done anew, and those after it in their order."""
+def test_rerunning_days_gives_the_same_items_with_the_same_ids():
+    """A day in the middle is run again, and then the days after it."""
     week = [
         {"icbc/1": "parked", "icbc/2": "in-flight"},
         {"icbc/1": "parked", "icbc/2": "dead-letter"},
@@ -392,7 +392,7 @@ def test_days_that_are_run_again_come_to_the_same_with_the_same_ids():
             items = carried[0]
         return results
 
-    days = [(MONDAY + timedelta(days=item), classes) for item, classes in enumerate(week)]
+    days = [(MONDAY + timedelta(days=number), classes) for number, classes in enumerate(week)]
     once = run(days, {})
     assert run(days[1:], once[0][0]) == once[1:]
 

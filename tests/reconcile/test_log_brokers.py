@@ -1,4 +1,4 @@
-"""What brokers write into their logs is told as it was, whatever they did."""
+"""The rows of a broker's log match what happened at the broker."""
 
 import asyncio
 import inspect
@@ -91,7 +91,7 @@ def transfer(key, tags="", **more):
 
 
 @staged
-async def test_what_became_of_transactions(stage):
+async def test_each_transaction_has_its_outcome_and_who_decided_it(stage):
     began = stage.now_ms()
     async with stage.producer() as producer:
         for key, tags in [("1", "yes"), ("2", "no"), ("3", "asked"), ("4", "never")]:
@@ -134,7 +134,7 @@ async def test_what_became_of_transactions(stage):
 
 
 @staged
-async def test_a_parked_message_that_was_decided_later(stage):
+async def test_a_message_parked_on_one_day_may_be_committed_on_the_next(stage):
     async with stage.producer() as producer:
         outcome = await producer.send_in_transaction(transfer("1", "never"))
         await asyncio.sleep(60)
@@ -151,14 +151,14 @@ async def test_a_parked_message_that_was_decided_later(stage):
     assert (row["state"], row["decided_by"]) == ("committed", "operator")
     assert row["reason"] == "ann: it is in the books"
     assert row["queue_offset"] == 0
-    # On that evening it was parked; the next day decided it, and it has not become another one.
+    # It was parked that evening and decided the next day, and is still the same message.
     assert (then["state"], then["decided_by"], then["reason"]) == ("parked", "broker", None)
     assert next_day == row
     assert then["stored_ms"] == row["stored_ms"] < evening
 
 
 @staged
-async def test_messages_outside_of_transactions(stage):
+async def test_plain_delayed_and_recalled_messages_have_their_states(stage):
     async with Producer("writers", stage.broker.names, **stage.ports()) as producer:
         plain = await producer.send(transfer("1"))
         await producer.send(Message(topic="Other", body=order("x")))
@@ -180,7 +180,7 @@ async def test_messages_outside_of_transactions(stage):
         next_day = stage.taken(window=DayWindow(between, 1 << 60))
 
     assert sorted(map(str, in_pieces.messages)) == sorted(map(str, taken.messages))
-    # In the evening it had no place yet; in the morning it is there, and it is still the same one.
+    # In the evening it was in no queue yet; in the morning it is, and is still the same message.
     assert then.message("4") == taken.message("4") | {"queue_offset": None}
     assert next_day.states() == {"4": "sent"}
     assert next_day.message("4")["id"] == soon.id
@@ -202,7 +202,7 @@ async def test_messages_outside_of_transactions(stage):
 
 
 @staged
-async def test_only_the_messages_of_the_flows_count(stage):
+async def test_only_messages_of_the_flows_are_taken(stage):
     flows = (
         Flow(topic="Transfers", namespace="icbc", tags=("pay",), key="id"),
         Flow(
@@ -230,7 +230,7 @@ async def test_only_the_messages_of_the_flows_count(stage):
 
 
 @staged
-async def test_what_cannot_be_read_is_told(stage):
+async def test_an_unreadable_order_names_its_problem(stage):
     bodies = {
         "float": order("x", amount=1.5),
         "text": order("x", amount="100"),
@@ -271,7 +271,7 @@ async def test_what_cannot_be_read_is_told(stage):
 
 
 @staged
-async def test_what_consumers_give_back(stage):
+async def test_messages_that_consumers_give_back_are_retried_and_then_dead(stage):
     settings = ConsumerSettings(start=StartFrom.FIRST, attempts_max=1, commit_interval=1.0)
     consumer = PushConsumer("ccb", stage.broker.names, settings, *stage.ports().values())
     handled = []
@@ -311,7 +311,7 @@ async def test_what_consumers_give_back(stage):
     assert offsets["%RETRY%ccb", 0] == 1
 
 
-def test_a_broker_goes_on_while_its_log_is_read(tmp_path):
+def test_a_log_can_be_read_while_its_broker_writes(tmp_path):
     settings = BrokerSettings(store=StoreSettings(flush="async"))
     data = tmp_path / "data"
 
@@ -345,6 +345,6 @@ def test_a_broker_goes_on_while_its_log_is_read(tmp_path):
 
     last = asyncio.run(run())
     assert len(last.messages) == 1500
-    # The same again from the directory of a broker that has stopped.
+    # The directory of the stopped broker gives the same rows.
     assert Taken(data).messages == last.messages
     assert len(list(read_log(data))) == 1500

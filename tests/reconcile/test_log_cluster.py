@@ -1,4 +1,4 @@
-"""A cluster read over the wire tells what the directories of its brokers tell."""
+"""A cluster read over the wire gives the same rows as the directories of its brokers."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -138,7 +138,7 @@ def rows(found, *without):
 
 
 async def a_day(cluster):
-    """All that can become of a message."""
+    """Messages with every possible outcome."""
     for number in range(20):
         more = {"amount": 100 + number, "payer": PAYER, "payee": PAYEE}
         await cluster.transfer(f"{number}", ("yes", "no")[number % 2], **more)
@@ -162,7 +162,7 @@ async def a_day(cluster):
 
 
 @on_cluster(SOON)
-async def test_the_wire_tells_what_the_directories_tell(cluster, monkeypatch):
+async def test_a_cluster_has_the_same_rows_over_the_wire_as_in_its_files(cluster, monkeypatch):
     monkeypatch.setattr(cluster_log, "RECORDS_A_FILE", 3)
     await a_day(cluster)
     while not await cluster.admin.transactions(state="parked"):
@@ -188,8 +188,8 @@ async def test_the_wire_tells_what_the_directories_tell(cluster, monkeypatch):
 
 
 @on_cluster()
-async def test_a_broker_that_only_marks(cluster, monkeypatch):
-    """What Apache RocketMQ keeps is part of what ours shows."""
+async def test_a_broker_without_decision_records_gives_the_same_states(cluster, monkeypatch):
+    """Apache RocketMQ keeps a part of what our broker shows."""
 
     async def no(planner, queue):
         return False
@@ -212,7 +212,7 @@ async def test_a_broker_that_only_marks(cluster, monkeypatch):
 
 
 @on_cluster()
-async def test_decisions_on_earlier_days(cluster, monkeypatch):
+async def test_decisions_made_on_the_next_day_are_the_same_over_the_wire(cluster, monkeypatch):
     monkeypatch.setattr(cluster_log, "_MARGIN_MS", 0)
     clock = cluster.client.session.clock
     open_ = [await cluster.transfer(key, "never") for key in ("1", "2", "3")]
@@ -233,7 +233,7 @@ async def test_decisions_on_earlier_days(cluster, monkeypatch):
         assert marks.states() == wire[1].states()
         assert rows(wire[1].messages) == rows(files[1].messages)
         # On the first day the decisions are masked later; the rows are the same ones.
-        places = [{row["key"]: row["position"] for row in one.messages} for one in wire]
+        places = [{row["key"]: row["position"] for row in taken.messages} for taken in wire]
         assert places[0].items() >= places[1].items()
         assert len(places[0]) == 3
 
@@ -265,7 +265,7 @@ def restart_when_read(cluster, monkeypatch, name="b"):
 
 
 @on_cluster()
-async def test_a_broker_that_restarts_while_it_is_read(cluster, monkeypatch):
+async def test_a_broker_may_restart_while_it_is_read(cluster, monkeypatch):
     await a_day(cluster)
     restarts = restart_when_read(cluster, monkeypatch)
     wire = await cluster.taken()
@@ -278,7 +278,7 @@ async def test_a_broker_that_restarts_while_it_is_read(cluster, monkeypatch):
 
 
 @on_cluster()
-async def test_names_that_the_cluster_has_never_heard_of(cluster, monkeypatch):
+async def test_an_unknown_topic_or_group_of_the_cluster_is_refused(cluster, monkeypatch):
     typo = Flow(topic="Transfer", namespace="icbc", group="ccb")
     with pytest.raises(ReconcileRefused, match="no topic 'Transfer'; did you mean Transfers"):
         await cluster.taken(typo)
@@ -288,7 +288,7 @@ async def test_names_that_the_cluster_has_never_heard_of(cluster, monkeypatch):
 
 
 @on_cluster()
-async def test_a_log_that_begins_too_late(cluster, monkeypatch):
+async def test_a_broker_that_has_deleted_records_of_the_day_is_refused(cluster, monkeypatch):
     await a_day(cluster)
 
     async def stats(admin, broker):
@@ -305,7 +305,7 @@ async def test_a_log_that_begins_too_late(cluster, monkeypatch):
         await cluster.taken(window=window)
 
 
-def test_a_new_broker_leaves_the_numbers_of_the_others():
+def test_new_brokers_leave_the_numbers_of_existing_brokers():
     names = [f"broker-{number}" for number in range(200)]
     before, after = number_brokers(names[:100]), number_brokers(names)
 
@@ -314,7 +314,7 @@ def test_a_new_broker_leaves_the_numbers_of_the_others():
 
 
 @pytest.mark.timeout(600)
-def test_a_day_has_the_same_result_over_the_wire(tmp_path, spark):
+def test_a_day_has_the_same_result_over_the_wire_as_from_files(tmp_path, spark):
     """Spark's workers read the ranges; the classes, sums and proofs are those of the files."""
     stage = Stage.set_up(tmp_path / "stage")
 

@@ -1,4 +1,4 @@
-"""A log is read as far as it is whole, and what is damaged in it is refused with its place."""
+"""A log is read up to its last whole span, and damage is refused with its position."""
 
 import json
 import os
@@ -39,8 +39,8 @@ def open_shelf(data):
         return made[-1]
 
     yield make
-    for item in made:
-        item.close()
+    for shelf in made:
+        shelf.close()
 
 
 def fill(shelf, count=COUNT, first=0):
@@ -63,7 +63,7 @@ def flip(path, at):
     path.write_bytes(content)
 
 
-def test_a_log_of_many_files(data, tmp_path, open_shelf):
+def test_a_log_of_several_files_is_read_completely(data, tmp_path, open_shelf):
     fill(open_shelf(Sizes(segment_size=2000)))
     assert len(files(data)) == 5
 
@@ -72,7 +72,7 @@ def test_a_log_of_many_files(data, tmp_path, open_shelf):
     assert keys(taken) == list(range(COUNT))
     assert taken.log.watermark == sum(file.stat().st_size for file in files(data))
     assert [message["position"] for message in taken.messages] == [
-        item.position for item in read_log(data)
+        record.position for record in read_log(data)
     ]
 
 
@@ -91,7 +91,7 @@ def test_a_log_from_before_spans_had_epochs_is_read_like_any_other(data, tmp_pat
 def test_files_from_before_the_day_are_not_read(data, tmp_path, open_shelf):
     fill(open_shelf(Sizes(segment_size=2000)))
     before = files(data)[2]
-    flip(before, 108)  # Nobody will notice.
+    flip(before, 108)  # This file is not read.
     window = DayWindow(START_MS + 30, START_MS + 35)
 
     taken = Taken(data, window)
@@ -131,7 +131,7 @@ def test_a_file_may_begin_with_an_accepted_loss(data):
         pass
 
 
-def test_a_file_that_is_deleted_while_it_is_read(data, open_shelf):
+def test_an_open_file_is_read_even_after_it_is_deleted(data, open_shelf):
     shelf = open_shelf(Sizes(segment_size=2000))
     fill(shelf)
     shelf.checkpoint()
@@ -145,7 +145,7 @@ def test_a_file_that_is_deleted_while_it_is_read(data, open_shelf):
     assert len(found) == COUNT
 
 
-def test_what_is_deleted_meanwhile_is_taken(data, open_shelf, monkeypatch):
+def test_records_of_a_file_deleted_during_the_run_are_taken(data, open_shelf, monkeypatch):
     fill(open_shelf(Sizes(segment_size=2000)))
     delete_when_opened(monkeypatch, files(data)[0])
 
@@ -163,12 +163,12 @@ def test_a_file_that_is_deleted_before_its_task_begins_is_named(data, open_shelf
         Taken(data, stretch_bytes=900)
 
 
-def test_a_log_that_is_not_there(tmp_path):
+def test_a_directory_without_a_log_is_refused(tmp_path):
     with pytest.raises(ReconcileRefused, match="is not a broker's directory: it has no folder log"):
         Taken(tmp_path)
 
 
-def test_a_file_that_is_missing(data, tmp_path, open_shelf):
+def test_a_missing_file_in_the_middle_of_the_log_is_refused(data, tmp_path, open_shelf):
     fill(open_shelf(Sizes(segment_size=2000)))
     gone = files(data)[3]
     gone.unlink()
@@ -180,7 +180,7 @@ def test_a_file_that_is_missing(data, tmp_path, open_shelf):
 
 
 @pytest.mark.parametrize("left", [1, HEAD_BYTES - 1, HEAD_BYTES, HEAD_BYTES + 7, -1])
-def test_a_span_that_is_not_whole_yet_is_not_there_yet(data, tmp_path, open_shelf, left):
+def test_an_incomplete_last_span_is_left_out_until_it_is_whole(data, tmp_path, open_shelf, left):
     shelf = open_shelf(ROOM)
     fill(shelf)
     (file,) = files(data)
@@ -201,7 +201,7 @@ def test_a_span_that_is_not_whole_yet_is_not_there_yet(data, tmp_path, open_shel
 
 
 @pytest.mark.parametrize("at", [3, 7, 20, HEAD_BYTES - 1, HEAD_BYTES, HEAD_BYTES + 60, 150])
-def test_one_flipped_bit_is_refused_with_its_place(data, tmp_path, open_shelf, at):
+def test_a_flipped_bit_is_refused_with_its_position(data, tmp_path, open_shelf, at):
     fill(open_shelf(ROOM))
     (file,) = files(data)
     bad = list(read_log(data))[10].position - HEAD_BYTES
@@ -213,7 +213,7 @@ def test_one_flipped_bit_is_refused_with_its_place(data, tmp_path, open_shelf, a
         list(read_log(data))
 
 
-def test_the_end_of_a_file_that_is_not_the_last_is_no_torn_tail(data, tmp_path, open_shelf):
+def test_damage_at_the_end_of_an_inner_file_is_no_torn_tail(data, tmp_path, open_shelf):
     fill(open_shelf(Sizes(segment_size=2000)))
     second = files(data)[1]
     flip(second, second.stat().st_size - 1)
@@ -224,8 +224,8 @@ def test_the_end_of_a_file_that_is_not_the_last_is_no_torn_tail(data, tmp_path, 
         Taken(data)
 
 
-def test_a_new_file_into_which_nothing_was_written(data, tmp_path, open_shelf):
-    """A write failed there, and went into the file before after all."""
+def test_an_empty_new_file_is_ignored(data, tmp_path, open_shelf):
+    """A write failed there, but reached the previous file after all."""
     fill(open_shelf(ROOM))
     (file,) = files(data)
     between = list(read_log(data))[20].position - HEAD_BYTES
@@ -234,7 +234,7 @@ def test_a_new_file_into_which_nothing_was_written(data, tmp_path, open_shelf):
     assert keys(Taken(data)) == list(range(COUNT))
 
 
-def test_the_offsets_must_be_readable(data, tmp_path, open_shelf):
+def test_an_unreadable_offsets_file_is_refused(data, tmp_path, open_shelf):
     fill(open_shelf(ROOM))
     (data / "config").mkdir()
     (data / "config/offsets.json").write_text('{"offsetTable": {"T@g": {"0"')
@@ -254,7 +254,7 @@ def save_names(data, *topics, groups=("ccb",)):
         path.write_bytes(pack(path.name, "", json.dumps(table).encode()))
 
 
-def test_names_that_the_log_has_never_heard_of(data, tmp_path, open_shelf):
+def test_an_unknown_topic_or_group_of_the_log_is_refused(data, tmp_path, open_shelf):
     fill(open_shelf(ROOM))
     save_names(data, "Transfers", "Other")
     assert keys(Taken(data)) == list(range(COUNT))
@@ -269,7 +269,7 @@ def test_names_that_the_log_has_never_heard_of(data, tmp_path, open_shelf):
     assert keys(Taken(data)) == list(range(COUNT))
 
 
-def test_a_long_id_is_kept_whole_as_the_books_keep_it(data, tmp_path, open_shelf):
+def test_a_long_id_is_kept_whole(data, tmp_path, open_shelf):
     shelf = open_shelf(ROOM)
     shelf.put(order("x" * 300), "Transfers", unique="u" * 2_000)
     shelf.flush()
@@ -281,7 +281,7 @@ def test_a_long_id_is_kept_whole_as_the_books_keep_it(data, tmp_path, open_shelf
     assert message["problem"] is None
 
 
-def test_a_half_message_of_before_the_day_is_read_where_it_lies(data, tmp_path, open_shelf):
+def test_a_half_message_from_before_the_day_is_read_from_its_own_file(data, tmp_path, open_shelf):
     shelf = open_shelf(Sizes(segment_size=2000))
     for key in "123":
         shelf.prepare(order(key), "Transfers", unique=key, keys=key)
@@ -295,7 +295,7 @@ def test_a_half_message_of_before_the_day_is_read_where_it_lies(data, tmp_path, 
     for key, kind in zip("12x3", kinds, strict=True):
         shelf.decide(key, kind)
         shelf.flush()
-    halves = [item for item in read_log(data) if item.kind == "half"]
+    halves = [record for record in read_log(data) if record.kind == "half"]
 
     taken = Taken(data, DayWindow(start, start + 100))
 
@@ -305,7 +305,7 @@ def test_a_half_message_of_before_the_day_is_read_where_it_lies(data, tmp_path, 
     ]
     assert [message["stored_ms"] for message in taken.messages] == [START_MS + n for n in range(3)]
     assert taken.message("1")["queue_offset"] == shelf.queues()["Transfers", 0].max_offset - 1
-    # With its file gone only the copy that the commit wrote tells of it.
+    # With its file gone, only the copy that the commit wrote remains.
     files(data)[0].unlink()
     less = Taken(data, DayWindow(start, start + 100))
     assert less.states() == {"1": "committed"}
@@ -313,9 +313,8 @@ def test_a_half_message_of_before_the_day_is_read_where_it_lies(data, tmp_path, 
     assert less.message("1")["stored_ms"] == start - 1
 
 
-def test_a_body_that_looks_like_a_span_is_none(data, tmp_path, open_shelf):
-    """Anybody may send one; were it taken for one, what lies before and behind it would not be
-    read as it is."""
+def test_a_body_that_looks_like_a_span_is_not_taken_for_one(data, tmp_path, open_shelf):
+    """Anybody may send one. Taken for a span, it would spoil how the bytes around it are read."""
     shelf = open_shelf(ROOM)
     fill(shelf)
     at = shelf.store.log.next_position + 88
@@ -334,7 +333,7 @@ def test_a_body_that_looks_like_a_span_is_none(data, tmp_path, open_shelf):
     assert len(cut.messages) == 2 * COUNT + 1
 
 
-def test_a_torn_body_that_holds_a_span_is_no_damage(data, tmp_path, open_shelf):
+def test_a_torn_body_that_contains_a_span_is_not_damage(data, tmp_path, open_shelf):
     shelf = open_shelf(ROOM)
     fill(shelf)
     (file,) = files(data)
@@ -363,7 +362,7 @@ def test_an_older_copy_of_a_file_is_refused(data, open_shelf):
 
 
 class Told:
-    """What a message of the model came to."""
+    """The fate of a message in the model."""
 
     def __init__(self, at_ms, is_half, counts):
         self.at_ms, self.is_half, self.counts = at_ms, is_half, counts
@@ -399,7 +398,7 @@ STEPS = st.lists(
     stretch=st.sampled_from([None, 700, 5000, 1 << 20]),
     day=st.tuples(st.integers(0, 45), st.integers(0, 45)),
 )
-def test_rows_are_what_happened(tmp_path_factory, steps, size, stretch, day):
+def test_rows_of_any_log_match_the_model(tmp_path_factory, steps, size, stretch, day):
     shelf, told, is_parked = Shelf(sizes=Sizes(segment_size=size)), {}, set()
     folder = tmp_path_factory.mktemp("log")
     try:
@@ -408,7 +407,7 @@ def test_rows_are_what_happened(tmp_path_factory, steps, size, stretch, day):
             if what == "flush":
                 shelf.flush()
             elif what == "decide":
-                shelf.flush()  # What is decided was seen before.
+                shelf.flush()  # A message is flushed before it is decided.
                 open_ = [
                     name
                     for name, item in told.items()

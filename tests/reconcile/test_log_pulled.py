@@ -64,8 +64,8 @@ class Broker:
 
     def rows(self, window=ALWAYS, log=None, half_of=lambda _: None):
         collapse = Collapse(LogRequest(LOG, {}, window), 0, half_of)
-        for found in marked_records(self.log if log is None else log):
-            collapse.take(found)
+        for record in marked_records(self.log if log is None else log):
+            collapse.take(record)
         collapse.finish()
         return collapse.messages
 
@@ -73,7 +73,7 @@ class Broker:
         return {row.key.removeprefix("icbc/"): row.state for row in self.rows(**how)}
 
 
-def test_decisions_follow_from_what_is_kept():
+def test_decisions_follow_from_op_visible_and_parked_records():
     broker = Broker()
     halves = {key: broker.prepare(key) for key in ("yes", "no", "open", "lost", "batch")}
     broker.show(halves["yes"])
@@ -107,7 +107,7 @@ def test_a_half_message_that_was_checked_is_one_message():
     ]
 
 
-def test_a_decision_on_a_half_message_from_before_the_records():
+def test_a_decision_finds_its_half_message_from_before_the_records():
     broker = Broker()
     halves = [broker.prepare(key) for key in ("yes", "no", "other-day")]
     rest = len(broker.log)
@@ -128,8 +128,8 @@ def test_a_decision_on_a_half_message_from_before_the_records():
     assert all(row.stored_ms < 4 for row in rows)
 
 
-def test_an_end_that_comes_again_or_against_the_first():
-    """Apache RocketMQ honours all of them; what is visible counts."""
+def test_a_repeated_or_contrary_decision_leaves_a_visible_message():
+    """Apache RocketMQ accepts all decisions; what is visible counts."""
     broker = Broker()
     twice, changed = broker.prepare("twice"), broker.prepare("changed")
     broker.commit(twice)
@@ -143,7 +143,7 @@ def test_an_end_that_comes_again_or_against_the_first():
     assert {row.position for row in found} == {twice.position, changed.position}
 
 
-def test_returned_and_delayed_messages():
+def test_retries_and_dead_letters_are_failures_and_delayed_messages_are_left_out():
     broker = Broker()
     committed = int(SysFlag.COMMITTED)
     named = {"RETRY_TOPIC": "Transfers", "UNIQ_KEY": "U-1", "ORIGIN_MESSAGE_ID": "O"}
@@ -154,8 +154,8 @@ def test_returned_and_delayed_messages():
     broker.write("%DLQ%ccb", order("1"), flag=committed, attempts=3, **named)
     broker.write("Transfers", order("3"), flag=committed, UNIQ_KEY="U-3")
     collapse = Collapse(LogRequest(LOG, {}, ALWAYS), 0)
-    for found in marked_records(broker.log):
-        collapse.take(found)
+    for record in marked_records(broker.log):
+        collapse.take(record)
 
     assert [(row.group, row.state, row.attempts) for row in collapse.failures] == [
         ("ccb", "retrying", 0),
@@ -165,7 +165,7 @@ def test_returned_and_delayed_messages():
 
 
 @pytest.mark.parametrize("body", [b"", b"x", b"\xff", b"-1", b",,", b"9" * 40, "١".encode()])
-def test_an_op_record_that_names_nothing(body):
+def test_an_op_record_that_names_no_half_message_is_ignored(body):
     broker = Broker()
     broker.prepare("1")
     broker.write(OP_TOPIC, body)
@@ -173,7 +173,7 @@ def test_an_op_record_that_names_nothing(body):
     assert broker.states() == {"1": "prepared"}
 
 
-def test_properties_that_are_not_text_are_one_message(tmp_path):
+def test_a_message_whose_properties_are_not_text_is_read(tmp_path):
     """A batch may hold any bytes there, and Apache RocketMQ stores them."""
     broker = Broker()
     record = broker.write("Transfers", order("1"), KEYS="key")
@@ -190,7 +190,7 @@ def test_properties_that_are_not_text_are_one_message(tmp_path):
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from("pcrmk")), max_size=40))
 def test_a_visible_message_is_never_lost(steps):
-    """Whatever happens, what is visible is visible in the rows, and each half message has one."""
+    """After any steps, rows show every visible message, and each half message has a row."""
     broker, halves, visible = Broker(), {}, set()
     for number, step in steps:
         key = str(number)

@@ -64,7 +64,7 @@ async def test_rolled_back_transactions_of_rocketmq_49_are_read_as_rolled_back(c
 
 
 @on_cluster(kind=OldCluster, old="b")
-async def test_one_old_broker_beside_a_newer_one(cluster, patched):
+async def test_an_old_and_a_newer_broker_are_read_together(cluster, patched):
     """The name servers know the topic of op messages then, but only at the other broker."""
     await a_day(cluster)
     states = list((await cluster.taken()).states().values())
@@ -73,14 +73,14 @@ async def test_one_old_broker_beside_a_newer_one(cluster, patched):
 
 
 @on_cluster(kind=OldCluster, hidden=(OP_TOPIC, HALF_TOPIC))
-async def test_an_old_broker_before_its_first_round_of_checks(cluster, patched):
+async def test_an_old_broker_is_read_before_its_first_round_of_checks(cluster, patched):
     await a_day(cluster)
 
     return same_as_files(await cluster.taken())
 
 
 @on_cluster(kind=OldCluster)
-async def test_an_old_broker_that_restarts_while_it_is_read(cluster, patched):
+async def test_an_old_broker_may_restart_while_it_is_read(cluster, patched):
     await a_day(cluster)
     restarts = restart_when_read(cluster, patched)
     wire = await cluster.taken()

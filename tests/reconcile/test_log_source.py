@@ -51,7 +51,7 @@ def read(session, data, **options):
 
 
 @pytest.mark.parametrize("stretch", [4000, 1 << 20])
-def test_every_record_is_there_once(session, data, stretch):
+def test_spark_reads_every_record_once(session, data, stretch):
     plain = list(read_log(data))
 
     found = read(session, data, stretch=stretch)
@@ -67,7 +67,7 @@ def test_every_record_is_there_once(session, data, stretch):
     assert parts > count if stretch == 4000 else parts == count > 1
 
 
-def test_it_is_asked_as_any_table(session, data):
+def test_the_log_can_be_queried_with_sql(session, data):
     found = read(session, data)
     found.createOrReplaceTempView("log")
 
@@ -79,7 +79,7 @@ def test_it_is_asked_as_any_table(session, data):
         "SELECT DISTINCT properties['TAGS'], tags FROM log WHERE kind = 'half'"
     ).collect()
 
-    decisions = [item for item in read_log(data) if item.kind == "decision"]
+    decisions = [record for record in read_log(data) if record.kind == "decision"]
     assert [row.outcome for row in rows] == ["committed", "parked", "rolled_back"]
     assert sum(row.n for row in rows) == len(decisions)
     assert {row.why for row in rows} == {"ann: because"}
@@ -87,7 +87,7 @@ def test_it_is_asked_as_any_table(session, data):
     assert read(session, data).where("kind = 'half'").count() == 40
 
 
-def test_the_page_shows_queries_that_run(session, data, capsys):
+def test_the_queries_of_the_howto_run(session, data, capsys):
     console, query = (block.text for block in read_page(PAGE).blocks())
     program = "".join(re.findall(r"^(?:>>>|\.\.\.) (.*\n)", console, re.MULTILINE))
 
@@ -103,7 +103,7 @@ def test_a_damaged_log_is_refused(session, data):
 
     file = sorted((data / "log").iterdir())[1]
     bad = list(read_log(data))
-    at = next(item.position for item in bad if item.position > int(file.stem) + 1000)
+    at = next(record.position for record in bad if record.position > int(file.stem) + 1000)
     content = bytearray(file.read_bytes())
     content[at - int(file.stem)] ^= 1
     file.write_bytes(content)
@@ -118,7 +118,7 @@ def test_a_damaged_log_is_refused(session, data):
         read(session, data, stretch="much").count()
 
 
-def test_the_stretches_of_a_long_log_are_tasks_that_are_joined(spark, data):
+def test_a_log_read_in_several_tasks_gives_the_same_messages(spark, data):
     rules = rules_of(data)
     alone = Taken(data)
     request = LogRequest(rules.log, rules.money, ALWAYS, stretch=1000)
@@ -133,7 +133,7 @@ def test_the_stretches_of_a_long_log_are_tasks_that_are_joined(spark, data):
     assert sorted(rows, key=str) == sorted(alone.messages, key=str) != []
 
 
-def test_its_columns_are_explained():
+def test_the_howto_explains_every_column():
     page = PAGE.read_text()
 
     assert all(f"`{field_}`" in page for field_ in COLUMNS.names)

@@ -25,7 +25,7 @@ def test_a_row_belongs_to_the_clearing_row_of_the_opposite_amount():
     }  # fmt: skip
 
 
-def test_another_kind_amount_sign_or_currency_is_another_booking():
+def test_rows_of_another_kind_amount_sign_or_currency_are_separate_bookings():
     others = [
         entry(8, 5, "clearing", kind="credit"),
         entry(9, 6, "clearing"),
@@ -36,7 +36,7 @@ def test_another_kind_amount_sign_or_currency_is_another_booking():
     assert set(keys(entry(7, -5), *others).values()) == {f"icbc/#{id_}" for id_ in range(7, 12)}
 
 
-def test_rows_without_an_id_are_known_by_their_moment():
+def test_rows_without_an_id_are_named_by_their_time():
     rows = [entry(None, -5), entry(None, 5, "clearing")]
 
     assert set(keys(*rows).values()) == {f"icbc/#{AT_MS}"}

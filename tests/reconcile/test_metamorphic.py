@@ -1,4 +1,4 @@
-"""What changes nothing, changes nothing: the order of rows, places, banks and names."""
+"""Changes that must not matter: the order of rows and banks, places, and names."""
 
 from datetime import date, timedelta
 from functools import reduce
@@ -44,7 +44,7 @@ def matching(whole):
 
 @pytest.fixture(scope="module")
 def changed(day, matching):
-    """The result of the day if each of these transfers has another oddity."""
+    """The result of the day if each of these transfers has an oddity of its own."""
     huge, *copied = matching
     copies = dict(zip(copied, COPIES, strict=True))
 
@@ -75,7 +75,7 @@ def run(ledgers, rules=PLAN.rules):
 
 
 def rewritten(rows, rewrite):
-    """A table with other rows for each of its rows."""
+    """A table with each row replaced by the rows that ``rewrite`` yields."""
     found = [new for row in rows.to_pylist() for new in rewrite(row)]
     return pa.Table.from_pylist(found, rows.schema)
 
@@ -90,7 +90,7 @@ def contents(outcome):
 
 
 def breaks(rows, *, renamed=str):
-    """All about each break but its name."""
+    """The facts of each break, without its id."""
     return {
         renamed(row.key): (row["class"], row.amount, row.currency, row.holder, row.status)
         for row in rows
@@ -103,7 +103,7 @@ def test_the_order_of_rows_does_not_matter(day, whole):
     assert contents(again) == contents(whole)
 
 
-def test_it_does_not_matter_how_spark_spreads_the_work(day, whole, monkeypatch):
+def test_the_partitioning_of_spark_does_not_matter(day, whole, monkeypatch):
     monkeypatch.setattr(match, "_KEYS_AT_A_PLACE", 20)
     monkeypatch.setattr(match, "_FEW", 0)
     session().conf.set("spark.sql.shuffle.partitions", "7")
@@ -114,27 +114,27 @@ def test_it_does_not_matter_how_spark_spreads_the_work(day, whole, monkeypatch):
         session().conf.set("spark.sql.shuffle.partitions", "2")
 
 
-def test_it_does_not_matter_which_bank_comes_first(day, whole):
+def test_the_order_of_banks_does_not_matter(day, whole):
     rules = replace(PLAN.rules, bank=PLAN.rules.bank[::-1])
     again = run(read(day.folder, BANKS[::-1]), rules)
 
     assert contents(again) == contents(whole)
 
 
-def test_an_amount_too_great_for_the_match_is_as_good_as_any(changed, matching):
+def test_a_huge_amount_is_matched_like_any_other(changed, matching):
     matches = collected(changed.tables["matches"])
     (row,) = (row for row in matches if row.key == matching[0])
     assert (row["class"], row.amount) == ("matched", HUGE)
 
 
-def test_however_many_copies_of_a_message_there_are_it_is_one(changed, matching):
-    """More of four messages, each so often."""
+def test_any_number_of_copies_counts_as_one_message(changed, matching):
+    """Each of four messages has a number of copies."""
     found = {row.key: row["class"] for row in collected(changed.tables["matches"])}
     assert [found[key] for key in matching[1:]] == ["matched"] * len(COPIES)
 
 
-def test_all_else_is_what_it_was(whole, changed, matching):
-    """Of the transfers with which nothing is odd."""
+def test_oddities_of_some_transfers_leave_the_others_unchanged(whole, changed, matching):
+    """Compare the transfers without an oddity."""
     odd = {*matching}
     found, expected = (
         {row.key: row["class"] for row in rows if row.key not in odd}
@@ -143,7 +143,7 @@ def test_all_else_is_what_it_was(whole, changed, matching):
     assert found == expected
 
 
-def test_other_keys_are_other_names_for_the_same_breaks(day, whole):
+def test_renamed_keys_give_the_same_breaks(day, whole):
     def renamed(key):
         bank, _, number = key.partition("/")
         return f"{bank}/{number[::-1]}"
@@ -164,10 +164,10 @@ def test_other_keys_are_other_names_for_the_same_breaks(day, whole):
     assert there.tables["totals"].equals(whole.tables["totals"])
 
 
-def test_a_day_in_two_parts_comes_to_the_same(day, whole):
-    """The same hours, with the cut-off in the middle: what is open then is closed or is open at the
-    end, and each transfer's last class is that of the whole day. What is late depends on when a day
-    begins, so that is left out.
+def test_a_day_in_two_parts_gives_the_result_of_the_whole_day(day, whole):
+    """The same hours with the cut-off in the middle. An item that is open then is closed or open at
+    the end, and the last class of each transfer is that of the whole day. Lateness depends on when
+    a day begins, so it is left out.
     """
     halved = replace(PLAN.rules, day=replace(PLAN.rules.day, cut_off="05:00"))
     morning, evening = PLAN.day, PLAN.day + timedelta(days=1)
@@ -201,7 +201,7 @@ def test_a_day_in_two_parts_comes_to_the_same(day, whole):
 
 
 def part(ledgers, rules, on: date):
-    """What an extract of a part of the time holds; balances are not asked for."""
+    """The extract of a part of the time, without balances."""
     start, end = rules.day.window(on)
 
     def is_inside(name):

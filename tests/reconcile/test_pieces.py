@@ -1,4 +1,4 @@
-"""Tables that were written are gone through in pieces, and come to what they come to at once."""
+"""Tables read in pieces give the same rows as when read at once."""
 
 from datetime import date
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ from txmq.reconcile.storage import LocalFolder
 
 
 @pytest.mark.parametrize("most", [None, 1, 3, 99])
-def test_the_first_items_of_all_parts_are_found(tmp_path, most):
+def test_the_first_items_are_found_across_all_parts(tmp_path, most):
     """The oldest first, then the largest, however the rows are spread over the files."""
     rows = [
         {"break_id": f"b{n}", "group": "break", "age_days": n * 7 % 5, "amount": n * 3 % 4}
@@ -34,7 +34,7 @@ def test_the_first_items_of_all_parts_are_found(tmp_path, most):
     assert found == rows[:most]
 
 
-def test_a_table_is_all_of_its_parts(tmp_path):
+def test_a_table_is_read_from_all_its_parts(tmp_path):
     for number in range(3):
         part = tmp_path / f"part-{number}.parquet"
         columns = {"a": [number] * number, "b": [7] * number}
@@ -45,7 +45,7 @@ def test_a_table_is_all_of_its_parts(tmp_path):
     assert list(table.rows(where=pc.field("a") == 1)) == [{"a": 1, "b": 7}]
 
 
-def test_what_cannot_be_read_is_told(tmp_path):
+def test_an_unreadable_part_is_refused(tmp_path):
     (tmp_path / "part-0.parquet").write_bytes(b"PAR1, and then nothing")
     table = LocalFolder(tmp_path)
     with pytest.raises(ReconcileRefused, match="cannot be read"):

@@ -24,10 +24,10 @@ AGREED = "matched", "returned", "rolled-back"
 SAID = "--by", "Li Na", "--reason", "voucher 771"
 
 
-# The richest rules; the strict ones leave more to test_whole_runs, and who bears a fee changes the
-# classes alone: test_classification.
+# The richest rules. test_whole_runs covers more of the strict ones, and who bears a fee changes
+# only the classes: test_classification.
 @pytest.mark.parametrize("outcomes", some_of(BY_RULES, [*BY_RULES][1:2]))
-def test_each_date_says_what_was_planted(outcomes, spark, tmp_path, monkeypatch):
+def test_each_date_reports_exactly_what_was_planted(outcomes, spark, tmp_path, monkeypatch):
     spark_session.lend(monkeypatch, spark)
     cases = BY_RULES[outcomes]
     ledgers = Ledgers(tmp_path, outcomes)
@@ -49,7 +49,7 @@ def test_each_date_says_what_was_planted(outcomes, spark, tmp_path, monkeypatch)
 
     explain_breaks(run, day, found, tmp_path / "ids.txt", lambda key: True)
     run(day, "--reuse-extract", "--quiet")
-    left = [one["id"] for one in json.loads(run(day, "proofs", "--json")[1])]
+    left = [difference["id"] for difference in json.loads(run(day, "proofs", "--json")[1])]
     if left:
         code, text = run(day, "proofs", "explain", *left, *SAID, "--yes")
         assert code == 0, text
@@ -93,7 +93,7 @@ class Tables:
         return +found
 
     def off(self):
-        """What is too much or too little in proofs."""
+        """By how much proofs are off."""
         found = Counter()
         for row in self.proofs:
             if not row["holds"] and (row["account"] or row["proof"] in SUMMED):

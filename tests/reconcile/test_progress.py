@@ -1,4 +1,4 @@
-"""How far a run is: on a terminal, in a log, and for nobody."""
+"""The progress of a run: on a terminal, in a log, and when quiet."""
 
 import io
 import os
@@ -13,7 +13,7 @@ from txmq.reconcile.summary import Stage
 
 
 class Ticking:
-    """A clock on which a second passes whenever somebody looks."""
+    """A clock that advances by a second on every reading."""
 
     def __init__(self):
         self.now = 0.0
@@ -46,7 +46,7 @@ def test_a_stage_that_fails_is_not_counted():
     assert progress.stages == ()
 
 
-def test_stages_within_each_other_end_from_the_inside():
+def test_nested_stages_are_shown_from_the_inside_out():
     lines = []
     progress = Progress(lines.append, clock=Ticking())
 
@@ -65,7 +65,7 @@ def test_a_pipe_gets_a_line_for_each_stage():
     assert re.fullmatch(r"txmq: load: 0\.\d s\n", stream.getvalue())
 
 
-def test_nobody_gets_nothing():
+def test_quiet_progress_prints_nothing():
     stream = io.StringIO()
 
     with show_progress(quiet=True, stream=stream) as progress, progress.stage("load"):
@@ -75,7 +75,7 @@ def test_nobody_gets_nothing():
     assert [stage.name for stage in progress.stages] == ["load"]
 
 
-def test_over_connect_a_terminal_sees_sparks_tasks_end(connect, monkeypatch):
+def test_a_terminal_shows_finished_tasks_over_spark_connect(connect, monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
     ours, theirs = pty.openpty()
@@ -128,7 +128,7 @@ def description_of_a_job(spark):
 
 
 @pytest.mark.parametrize("kind", ["spark", "connect"])
-def test_jobs_are_described_by_their_stage_and_afterwards_as_before(request, kind):
+def test_jobs_are_described_by_their_stage_and_then_as_before(request, kind):
     session = request.getfixturevalue(kind)
     session.conf.set("spark.job.description", "the user's own")
     progress = Progress()

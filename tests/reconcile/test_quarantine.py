@@ -64,7 +64,7 @@ BAD = [
 ]
 
 
-def test_numbers_keep_all_digits_and_the_size_of_64_bits(bank, tmp_path):
+def test_numbers_with_too_many_digits_or_out_of_range_are_set_aside(bank, tmp_path):
     long, second = f"1.{'0' * 28}1", NOON_MS // 1000
     rows = [{"amount": "1"}, {"amount": long}, {"amount": "2", "booked": 10**16}]
     bank.journal([{"booked": second} | row for row in rows], TEXTS)
@@ -105,7 +105,7 @@ def test_rows_that_cannot_be_read_are_set_aside_with_their_reasons(bank, tmp_pat
     assert "\n" not in str(refused.value)
 
 
-def test_a_moment_in_a_text_may_be_any_text(bank, tmp_path):
+def test_a_text_that_is_not_a_moment_is_set_aside(bank, tmp_path):
     good = ["2024-11-20 12:00:00+00", "2024-11-20T12:00:00.5Z", "2024-02-29 00:00:00+08:00"]
     bad = ["soon", "2024-02-30 00:00:00+00", "2024-13-01 00:00:00+00", "2024-11-20 12:00:00", "",
            "0000-01-01 00:00:00Z", "2024-11-20 25:00:00Z"]  # fmt: skip
@@ -119,7 +119,7 @@ def test_a_moment_in_a_text_may_be_any_text(bank, tmp_path):
     assert [row["booked_ms"] - NOON_MS for row in books.rows()] == [0, 500]
 
 
-def test_a_row_is_named_in_one_short_line(bank, tmp_path):
+def test_an_unreadable_row_is_named_in_one_short_line(bank, tmp_path):
     bank.journal([{"transfer": "t\n1" + "x" * 500, "currency": "y\n" + "y" * 500}])
 
     with pytest.raises(ReconcileRefused) as refused:
@@ -129,7 +129,7 @@ def test_a_row_is_named_in_one_short_line(bank, tmp_path):
     assert len(str(refused.value)) < 500
 
 
-def test_a_row_without_a_direction_is_set_aside(bank, tmp_path):
+def test_an_unsigned_amount_without_a_kind_is_set_aside(bank, tmp_path):
     bank.journal([{"kind": None}, {"kind": "fee"}])
     rules = rules_of(tmp_path, bank_of(bank, amounts="unsigned"))
 
@@ -139,7 +139,7 @@ def test_a_row_without_a_direction_is_set_aside(bank, tmp_path):
     assert [row["id"] for row in books.rows()] == [2]
 
 
-def test_an_account_that_cannot_be_read_is_masked_where_it_is_shown(bank, tmp_path):
+def test_the_account_of_an_unreadable_balance_is_masked(bank, tmp_path):
     bank.journal([{}])
     bank.run("CREATE TABLE balances (account TEXT, currency TEXT, balance NUMERIC)")
     bank.run("INSERT INTO balances VALUES ('6222020012340011', 'CNY', 1.5), ('alice', 'CNY', 2)")
@@ -257,7 +257,7 @@ def test_an_entry_of_a_swift_statement_that_cannot_be_read_is_set_aside(tmp_path
     assert len(books.rows("ccb")) == 2
 
 
-def test_the_rows_read_are_those_taken_and_those_set_aside(tmp_path):
+def test_rows_set_aside_fail_the_proof_of_readable_rows(tmp_path):
     frame = session().createDataFrame
     accounts = {"balances": frame([], BALANCES.ddl)}
     day = ReconciledDay(accounts, frame([], PROOFS.ddl), Counter(), was_closed=False, kept=())

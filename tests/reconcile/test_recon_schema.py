@@ -1,4 +1,4 @@
-"""Results in a database: a run whole or not at all, the day's current one marked."""
+"""Results in a database: runs are whole or absent, and the current one of a day is marked."""
 
 import sqlite3
 from contextlib import closing
@@ -40,7 +40,7 @@ def schema(url):
 
 @pytest.fixture
 def rows(url):
-    """The rows of a table of ours."""
+    """Reads the rows of a table."""
     engine = create_engine(url)
 
     def rows(table, *columns):
@@ -67,7 +67,7 @@ def row(number, **changes):
     return facts | life | changes
 
 
-def test_a_run_is_written_with_all_that_belongs_to_it(schema, rows):
+def test_a_run_is_written_with_its_items_proofs_and_totals(schema, rows):
     plain = breaks.run(DAY, parked=2)
     proof = Proof(
         "conservation", None, None, "CNY", 2**40, 2**40 + 3, False, "what is in transit",
@@ -97,7 +97,7 @@ def test_a_run_is_written_with_all_that_belongs_to_it(schema, rows):
     assert rows(schema.signoffs) == []
 
 
-def test_tables_are_where_they_are_looked_for(schema, url):
+def test_tables_are_in_a_schema_or_have_a_prefix(schema, url):
     schema.write(breaks.run(DAY), [])
     schema.write(breaks.run(DAY), [])
 
@@ -110,7 +110,7 @@ def test_tables_are_where_they_are_looked_for(schema, url):
     engine.dispose()
 
 
-def test_a_run_replaces_itself_and_the_former_is_current_no_more(schema, rows):
+def test_a_run_replaces_its_own_rows_and_becomes_the_current_run(schema, rows):
     first, second = breaks.run(DAY), breaks.run(DAY, "b" * 16)
     other = breaks.run(date(2026, 11, 19), "c" * 16)
     for item in (other, first, second, second):
@@ -129,7 +129,7 @@ def test_a_run_replaces_itself_and_the_former_is_current_no_more(schema, rows):
     assert not dict(rows(schema.runs, "run_id", "is_current"))["b" * 16]
 
 
-def test_a_run_that_cannot_be_written_whole_is_not_written(schema, rows):
+def test_a_run_is_written_whole_or_not_at_all(schema, rows):
     run = breaks.run(DAY)
     schema.write(run, [row(1)])
 
@@ -146,19 +146,19 @@ def test_a_run_that_cannot_be_written_whole_is_not_written(schema, rows):
     assert rows(schema.items, "run_id", "key") == [(run.run_id, "icbc/1")]
 
 
-def test_items_are_taken_from_where_they_are_a_batch_at_a_time(schema, rows):
+def test_items_of_several_batches_are_all_written(schema, rows):
     taken = []
 
-    def many():
+    def generated_rows():
         for index in range(2_345):
             taken.append(index)
             yield row(index)
 
-    schema.write(breaks.run(DAY), many())
+    schema.write(breaks.run(DAY), generated_rows())
     assert len(rows(schema.items, "key")) == len(taken) == 2_345
 
 
-def test_names_are_written_under_results_and_outlive_runs(schema, rows, tmp_path):
+def test_signatures_are_written_and_outlive_their_runs(schema, rows, tmp_path):
     run, results = breaks.run(DAY), Results(tmp_path)
     schema.write(run, [])
     for role, name in (("preparer", "Ann"), ("reviewer", "Bo")):
@@ -175,7 +175,7 @@ def test_names_are_written_under_results_and_outlive_runs(schema, rows, tmp_path
     assert len(rows(schema.signoffs)) == 1
 
 
-def test_who_may_make_no_schema_uses_the_one_that_is_there(postgres):
+def test_a_role_that_may_not_create_a_schema_uses_an_existing_one(postgres):
     with postgres.database() as url:
         engine = create_engine(url)
         with engine.begin() as connection:
@@ -197,7 +197,7 @@ def test_who_may_make_no_schema_uses_the_one_that_is_there(postgres):
             engine.dispose()
 
 
-def test_a_database_that_does_not_answer_is_told(tmp_path):
+def test_a_database_that_cannot_be_opened_is_reported(tmp_path):
     schema = ReconSchema(Recon(f"sqlite:///{tmp_path / 'none' / 'recon.db'}"))
 
     with pytest.raises(DatabaseFailed, match="unable to open"):
@@ -205,14 +205,14 @@ def test_a_database_that_does_not_answer_is_told(tmp_path):
     schema.close()
 
 
-def test_a_name_that_needs_quoting_is_none(tmp_path):
+def test_a_schema_name_that_needs_quotes_or_an_unknown_database_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="not a plain name"):
         ReconSchema(Recon("sqlite://", schema='re"con'))
     with pytest.raises(ConfigError, match="oracle"):
         ReconSchema(Recon("oracle://bank"))
 
 
-def test_other_programs_read_it_with_plain_sql(tmp_path):
+def test_results_can_be_read_with_plain_sql(tmp_path):
     path = tmp_path / "recon.db"
     schema = ReconSchema(Recon(f"sqlite:///{path}"))
     schema.write(breaks.run(DAY), [row(1), row(2, status="open")])
@@ -226,7 +226,7 @@ def test_other_programs_read_it_with_plain_sql(tmp_path):
         assert connection.execute(asked).fetchall() == [("new", 1), ("open", 1)]
 
 
-def test_rules_say_where_it_is_and_are_the_same_rules(tmp_path):
+def test_the_recon_section_of_the_rules_does_not_change_their_digest(tmp_path):
     path = tmp_path / "recon.toml"
     path.write_text(RULES)
     plain = read_rules(path)
@@ -241,7 +241,7 @@ def test_rules_say_where_it_is_and_are_the_same_rules(tmp_path):
         read_rules(path)
 
 
-def test_a_table_of_an_older_version_gets_the_columns_that_it_lacks(schema, url, rows):
+def test_a_table_of_an_older_version_gets_its_missing_columns(schema, url, rows):
     schema.write(breaks.run(DAY), [])
     engine = create_engine(url)
     name = "recon.proofs" if engine.dialect.name == "postgresql" else "recon_proofs"

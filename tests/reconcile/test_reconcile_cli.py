@@ -66,7 +66,7 @@ def run(*arguments):
     ],
     ids=" ".join,
 )
-def test_what_is_wrongly_called_is_no_verdict(wrong):
+def test_a_wrong_call_exits_with_3_and_not_with_a_verdict(wrong):
     found = run(*wrong)
 
     assert (found.exit_code, found.stdout) == (3, "")
@@ -92,7 +92,7 @@ def test_what_is_wrongly_called_is_no_verdict(wrong):
     ],
     ids=lambda name: " ".join(name) if isinstance(name, tuple) else "",
 )
-def test_what_cannot_be_is_one_sentence(rules, arguments, said):
+def test_an_impossible_request_is_refused_in_one_sentence(rules, arguments, said):
     found = run(*(rules if argument == "RULES" else argument for argument in arguments))
 
     assert (found.exit_code, found.stdout, found.stderr.count("\n")) == (3, "", 1)
@@ -100,7 +100,7 @@ def test_what_cannot_be_is_one_sentence(rules, arguments, said):
     assert said in found.stderr
 
 
-def test_a_store_that_does_not_answer_is_one_sentence(rules, monkeypatch):
+def test_a_store_that_does_not_answer_is_reported_in_one_sentence(rules, monkeypatch):
     store = Store(has_objects=True)
     folder = store.folder()
     store.is_down = True
@@ -113,14 +113,14 @@ def test_a_store_that_does_not_answer_is_one_sentence(rules, monkeypatch):
     assert "503) for b/recon/runs/" in found.stderr
 
 
-def test_the_help_says_what_exit_codes_mean():
+def test_the_help_explains_the_exit_codes():
     text = " ".join(run("--help").stdout.split())
 
     assert "0 all agree; 1 there are breaks, within the limits; 2 there are breaks over" in text
     assert "3 the run failed, or an option is invalid" in text
 
 
-def test_nobody_waits_for_spark_who_wants_help():
+def test_help_does_not_load_spark():
     heavy = "pyspark", "pyarrow", "py4j", "sqlalchemy"
     program = (
         "import sys; from txmq.cli.root import app\n"
@@ -138,11 +138,11 @@ def test_nobody_waits_for_spark_who_wants_help():
 
 
 def parsed(command):
-    """What our command line makes of a command; the rest of the line is the shell's."""
+    """Parse a command by our command line; the rest of the line belongs to the shell."""
     words = shlex.split(command)
     assert words[0].rpartition("/")[2] == "txmq"
     found = run(*words[2:])
-    # It got as far as to read the rules, which are at no such place here.
+    # It got to reading the rules, which do not exist at that path here.
     assert words[1] == "reconcile"
     assert (found.exit_code, found.stdout) == (3, "")
     assert found.stderr.startswith("txmq: the rules cannot be read: ")
@@ -157,7 +157,7 @@ def unit(name):
     return read
 
 
-def test_the_service_runs_what_there_is_and_tells_of_every_verdict():
+def test_the_systemd_service_calls_a_valid_command_and_reports_every_verdict():
     found = unit("txmq-reconcile.service")
     service = found["Service"]
 
@@ -168,7 +168,7 @@ def test_the_service_runs_what_there_is_and_tells_of_every_verdict():
     assert service["RestartPreventExitStatus"].split() == ["1", "2"]
 
 
-def test_the_timer_starts_the_service_in_the_banks_zone():
+def test_the_systemd_timer_starts_the_service_in_the_banks_zone():
     timer = unit("txmq-reconcile.timer")["Timer"]
 
     assert timer["Persistent"] == "true"
@@ -178,21 +178,23 @@ def test_the_timer_starts_the_service_in_the_banks_zone():
     assert ZoneInfo(zone)
 
 
-def test_the_line_for_cron_runs_what_there_is():
+def test_the_cron_line_calls_a_valid_command():
     text = (HOWTO / "reconcile.md").read_text()
     (line,) = re.findall(r"^30 2 \* \* \* txmq (.+)$", text, re.MULTILINE)
 
     parsed(line)
 
 
-def test_the_dag_runs_what_there_is_and_tries_no_verdict_again(tmp_path):
+def test_the_airflow_dag_calls_a_valid_command_and_does_not_retry_a_verdict(tmp_path):
     tree = ast.parse((HOWTO / "airflow_reconcile.py").read_text())
     said = {}
     for item in tree.body:
         if isinstance(item, ast.Assign):
             exec(ast.unparse(item), said)
     tasks = {
-        item.targets[0].id: {one.arg: ast.unparse(one.value) for one in item.value.keywords}
+        item.targets[0].id: {
+            keyword.arg: ast.unparse(keyword.value) for keyword in item.value.keywords
+        }
         for item in ast.walk(tree)
         if isinstance(item, ast.Assign) and ast.unparse(item.value).startswith("BashOperator(")
     }
@@ -217,7 +219,7 @@ def test_a_day_without_a_run_has_nothing_to_sign(rules):
     )
 
 
-def test_so_far_is_the_date_that_runs(rules):
+def test_so_far_reconciles_the_date_in_progress(rules):
     _, (running,) = requested_days(rules, None, so_far=True)
     _, (finished,) = requested_days(rules, None)
 

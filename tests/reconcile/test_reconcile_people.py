@@ -137,12 +137,12 @@ def ids(found):
     return [load["break_id"] for load in json.loads(told(found))]
 
 
-def test_breaks_come_oldest_and_worthiest_first(asking):
+def test_breaks_are_listed_oldest_first_and_then_by_amount(asking):
     assert ids(asking("breaks", "--json")) == ["b2e1", "b1aa", "b1ab"]
     assert ids(asking("breaks", "--json", "--all")) == ["b2e1", "b1aa", "b1ab", "b3ff", "b4cc"]
 
 
-def test_a_suggestion_is_a_column_of_the_list_and_of_the_file(home, asking):
+def test_a_suggestion_is_shown_in_the_list_and_in_the_export(home, asking):
     place = home / "results/results/items" / f"business_date={DAY}" / "run=one/part-0.parquet"
     rows = [item(**OLD, id_doubt="case", suggestion="icbc/t-1")]
     parquet.write_table(pa.Table.from_pylist(rows, arrow_schema(ITEMS)), place)
@@ -173,7 +173,7 @@ def test_the_list_shows_doubtful_ids_and_both_ends_of_long_ones(home, asking):
 
 
 @pytest.mark.parametrize("source", ["postgresql://recon:${ICBC_PASSWORD}@icbc-db/icbc", "${ICBC}"])
-def test_people_need_no_password_of_a_bank(home, asking, source):
+def test_working_on_breaks_needs_no_database_password(home, asking, source):
     rules = home / "recon.toml"
     rules.write_text(RULES.replace("sqlite:///icbc.db", source))
 
@@ -183,26 +183,26 @@ def test_people_need_no_password_of_a_bank(home, asking, source):
     assert "which is not set" in asking("extract").stderr
 
 
-def test_breaks_can_be_chosen(asking):
+def test_breaks_are_filtered_by_class_and_status(asking):
     assert ids(asking("breaks", "--json", "--class", "in-flight")) == ["b3ff"]
     assert ids(asking("breaks", "--json", "--status", "open")) == ["b1ab"]
     assert told(asking("breaks", "--status", "reopened")) == "no such breaks on 2026-03-31\n"
 
 
-def test_account_numbers_are_masked_unless_somebody_needs_them(asking):
+def test_account_numbers_are_masked_unless_unmasked_is_given(asking):
     assert "6222020200011112222" not in asking("breaks").stdout
     assert "6222020200011112222" not in asking("breaks", "--json").stdout
     assert "6222020200011112222" in asking("breaks", "--unmasked").stdout
 
 
-def test_the_table_says_amounts_in_major_units_and_obeys_no_ledger(asking):
+def test_the_table_shows_major_units_and_no_terminal_escapes(asking):
     text = told(asking("breaks", "--unmasked"))
 
     assert "50.00" in text
     assert "\x1b" not in text
 
 
-def test_items_that_are_gone_are_no_clean_day(asking, home):
+def test_missing_items_are_an_error_and_not_a_clean_day(asking, home):
     for path in (home / "results" / "results").rglob("*.parquet"):
         path.unlink()
 
@@ -212,7 +212,7 @@ def test_items_that_are_gone_are_no_clean_day(asking, home):
     assert "items/business_date=2026-03-31/run=one has no files: run the day again" in found.stderr
 
 
-def test_breaks_are_chosen_by_bank_account_age_and_a_file(asking, tmp_path):
+def test_breaks_are_filtered_by_bank_account_age_and_a_file(asking, tmp_path):
     (tmp_path / "ids.txt").write_text("b1ab\nb2\n")
 
     assert ids(asking("breaks", "--json", "--account", "6222020200011112222")) == [
@@ -241,18 +241,20 @@ def test_the_console_finds_a_break_by_each_bank_that_booked_a_side(home):
 
 
 def test_many_breaks_are_explained_together_or_not_at_all(asking, home):
-    many = "breaks", "explain", "--account", "6222020200011112222", "--by", "Li", "--reason", "so"
-    refused = asking(*many)
+    call = "breaks", "explain", "--account", "6222020200011112222", "--by", "Li", "--reason", "so"
+    refused = asking(*call)
     assert (refused.exit_code, Explanations(home / "results").in_force()) == (3, [])
     assert "3 breaks: 52.00 CNY at risk" in refused.stderr
     assert "add --yes" in refused.stderr
 
-    done = asking(*many, "--yes")
+    done = asking(*call, "--yes")
 
     assert (done.exit_code, done.stdout.count("\n")) == (0, 3)
     held = Explanations(home / "results").in_force()
-    assert [one.break_id for one in held] == ["b1aa", "b1ab", "b2e1"]
-    assert [list(one.proofs.values()) for one in held] == [[(100,)]] * 3, "of their transfer"
+    assert [explanation.break_id for explanation in held] == ["b1aa", "b1ab", "b2e1"]
+    assert [list(explanation.proofs.values()) for explanation in held] == [[(100,)]] * 3, (
+        "of their transfer"
+    )
 
 
 @pytest.mark.parametrize(
@@ -267,7 +269,7 @@ def test_many_breaks_are_explained_together_or_not_at_all(asking, home):
         (("proofs", "zz"), "'zz' matches no difference"),
     ],
 )
-def test_who_explains_nothing_hears_why(asking, home, more, why):
+def test_an_explanation_that_covers_nothing_is_refused_with_the_reason(asking, home, more, why):
     noun, *rest = more
     found = asking(noun, "explain", "--by", "Li", "--reason", "so", *rest)
 
@@ -371,7 +373,7 @@ def test_a_difference_is_explained_by_a_filter_and_withdrawn(asking, home):
     assert asking("proofs", "explain", "--bank", "icbc", *who).exit_code == 3, "without --yes"
 
 
-def test_differences_are_chosen_as_breaks_are(asking, home, tmp_path):
+def test_differences_are_chosen_by_a_file_of_ids(asking, home, tmp_path):
     first, second, _ = (row["id"] for row in json.loads(told(asking("proofs", "--json"))))
     (tmp_path / "ids.txt").write_text(f"{first}\n{second[:8]}\n{first}\n")
     named = "--file", str(tmp_path / "ids.txt")
@@ -404,7 +406,7 @@ def test_a_break_is_explained_by_the_beginning_of_its_id(asking, home):
     assert held.figures == {figure: known[figure] for figure in FIGURES}
 
 
-def test_what_is_explained_is_explained_as_what_it_was(asking, home):
+def test_a_new_explanation_of_an_explained_break_has_its_original_class(asking, home):
     told(asking("breaks", "explain", "b4cc", "--by", "Li", "--reason", "still"))
 
     assert Explanations(home / "results").in_force()[0].class_ == "parked"
@@ -413,7 +415,7 @@ def test_what_is_explained_is_explained_as_what_it_was(asking, home):
 @pytest.mark.parametrize(
     ("named", "why"), [("b1", "matches several breaks"), ("x", "matches no break")]
 )
-def test_a_break_that_cannot_be_meant_is_not_explained(asking, home, named, why):
+def test_an_ambiguous_or_unknown_break_id_is_refused(asking, home, named, why):
     found = asking("breaks", "explain", named, "--by", "Li", "--reason", "so")
 
     assert found.exit_code == 3
@@ -421,7 +423,7 @@ def test_a_break_that_cannot_be_meant_is_not_explained(asking, home, named, why)
     assert Explanations(home / "results").in_force() == []
 
 
-def test_an_explanation_is_taken_back(asking, home):
+def test_an_explanation_can_be_withdrawn_once(asking, home):
     told(asking("breaks", "explain", "b2e1", "--by", "Li", "--reason", "paid by hand"))
     told(asking("breaks", "withdraw", "b2e1", "--by", "Wu", "--reason", "no", dated=False))
 
@@ -430,7 +432,7 @@ def test_an_explanation_is_taken_back(asking, home):
     assert (again.exit_code, again.stderr.count("\n")) == (3, 1)
 
 
-def test_two_people_sign(asking):
+def test_a_day_is_signed_by_two_different_people(asking):
     first = told(asking("signoff", "--as", "preparer", "--by", "Li", "--note", "all seen"))
     same = asking("signoff", "--as", "reviewer", "--by", " li ")
     second = told(asking("signoff", "--as", "reviewer", "--by", "Wu"))
@@ -462,7 +464,7 @@ def test_the_page_and_the_summary_say_who_has_signed(asking, home):
 
 
 @pytest.mark.parametrize("role", ["preparer", "reviewer"])
-def test_nobody_signs_what_is_not_there_any_more(asking, home, role):
+def test_a_result_whose_tables_changed_cannot_be_signed(asking, home, role):
     if role == "reviewer":
         told(asking("signoff", "--as", "preparer", "--by", "Li"))
     (path,) = (home / "results" / "results" / "items").rglob("*.parquet")
@@ -477,7 +479,7 @@ def test_nobody_signs_what_is_not_there_any_more(asking, home, role):
     assert "Wu" not in told(asking("signoff", "--show"))
 
 
-def test_a_result_of_another_day_before_is_not_signed(asking, home):
+def test_a_day_cannot_be_signed_if_the_day_before_has_a_new_result(asking, home):
     told(asking("signoff", "--as", "preparer", "--by", "Li"))
     before = result(business_date="2026-03-30")
     publish(home / "results", "zero", before)
@@ -495,7 +497,7 @@ def test_a_result_of_another_day_before_is_not_signed(asking, home):
     assert json.loads(told(asking("signoff", "--show", "--json")))["outdated"] == why
 
 
-def test_who_has_run_a_day_again_hears_which_ones_after_it_do_not_hold(home, capsys):
+def test_a_rerun_warns_about_later_days_that_no_longer_hold(home, capsys):
     results = Results(home / "results")
     warn_of_later_days(results)
     assert capsys.readouterr() == ("", "")
@@ -508,7 +510,7 @@ def test_who_has_run_a_day_again_hears_which_ones_after_it_do_not_hold(home, cap
     assert said.err.startswith("txmq: 2026-03-31 was not made from the result of 2026-03-30 that")
 
 
-def test_another_result_is_not_signed(asking, home):
+def test_a_new_result_invalidates_the_signature(asking, home):
     told(asking("signoff", "--as", "preparer", "--by", "Li"))
     publish(Path(home, "results"), "two", msgspec.structs.replace(result(), closed=1))
 
@@ -518,7 +520,7 @@ def test_another_result_is_not_signed(asking, home):
     assert "another one" in text
 
 
-def test_who_signs_says_in_which_part(asking):
+def test_signing_requires_a_role(asking):
     found = asking("signoff", "--by", "Li")
 
     assert (found.exit_code, found.stdout) == (3, "")

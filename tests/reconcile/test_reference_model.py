@@ -1,4 +1,4 @@
-"""A day says of random histories what a few lines of plain Python say."""
+"""Days of random histories have the results of a short model in plain Python."""
 
 from collections import defaultdict
 from datetime import date, timedelta
@@ -51,7 +51,7 @@ def extract(history, window):
 
 
 def rows_of(outcome):
-    """What was found: by key, its class and sums; of what is matched, the class alone."""
+    """The class and sums by key; of matched transfers, the class alone."""
     matches = collected(outcome.tables["matches"])
     found = {row.key: (row["class"],) for row in matches}
     assert len(found) == len(matches)
@@ -62,7 +62,7 @@ def rows_of(outcome):
 
 
 def see(history, found, expected):
-    """Compare, and tell the smallest difference."""
+    """Compare, and report the smallest differences."""
     rows = defaultdict(list)
     for row in (*history.entries, *history.messages, *history.failures):
         rows[row.key].append(row)
@@ -79,7 +79,7 @@ def see(history, found, expected):
 
 
 def agrees(found, expected):
-    """Whether both are nothing, or the same as far as something was found."""
+    """Whether both are missing, or equal in everything that was found."""
     if found is None or expected is None:
         return found is expected
     return found == tuple(expected)[: len(found)]
@@ -88,14 +88,14 @@ def agrees(found, expected):
 KNOWN = (
     400,  # A key that was agreed on the first day begins again on the second.
     251,  # The same, and the first of its messages was a dead letter.
-    687,  # Of an earlier day is known what is decided after the later one.
+    687,  # A message of an earlier day is decided after the later one.
     1,
 )
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_two_days_of_known_seeds_are_what_the_reference_says():
+def test_two_days_of_known_seeds_match_the_reference():
     see_two_days(KNOWN)
 
 
@@ -107,12 +107,12 @@ def test_two_days_of_known_seeds_are_what_the_reference_says():
     suppress_health_check=list(HealthCheck),
 )
 @given(seed=st.integers(0, 2**32))
-def test_two_days_are_what_the_reference_says(seed):
+def test_two_days_of_any_seed_match_the_reference(seed):
     see_two_days([seed])
 
 
 class Histories:
-    """The histories of some seeds as one: each has keys of its own."""
+    """The histories of some seeds combined, each with its own keys."""
 
     def __init__(self, seeds, windows):
         self.entries, self.messages, self.failures = [], [], []
@@ -123,7 +123,7 @@ class Histories:
 
 
 def see_two_days(seeds):
-    windows = [RULES.day.window(each) for each in (FIRST, SECOND)]
+    windows = [RULES.day.window(day) for day in (FIRST, SECOND)]
     history = Histories(seeds, windows)
     told = told_by(history)
 
@@ -144,7 +144,7 @@ def see_two_days(seeds):
 
 
 def reference(told, window, known, unseen=frozenset()):
-    """Of all that was known when the window ended: what it touches, and what was open before."""
+    """The units that the window touches or that were open before, as known when it ended."""
     first = RULES.day.window(FIRST).start_ms
     start, end = window
 
@@ -155,8 +155,8 @@ def reference(told, window, known, unseen=frozenset()):
     entries = [e for e in told.entries if start <= e.recorded_ms < end and e.role != "clearing"]
     ordered = {m.key for m in told.messages if is_heard(m, start)}
     touched = {e.key for e in entries} | ordered | known
-    # What begins on the day is judged by it, and so is what was only rolled back; of all else there
-    # may be a beginning before.
+    # The day alone judges transfers that begin on it, and those that were only rolled back; all
+    # others may have begun before.
     moved_before = {
         e.key for e in told.entries if first <= e.recorded_ms < start and e.role != "clearing"
     }

@@ -1,4 +1,4 @@
-"""The alert rules name the figures that there are, and each figure has the labels of its row."""
+"""The alert rules name existing metrics, and each metric has the labels of its row."""
 
 import re
 from pathlib import Path
@@ -20,7 +20,7 @@ VALUES = {
 
 
 @pytest.mark.parametrize("metric", METRICS)
-def test_each_figure_has_the_labels_of_its_row(metric):
+def test_each_metric_has_the_labels_of_its_row(metric):
     lines = re.findall(
         rf"^txmq_reconcile_{metric}\{{(.+)\}} ", exposition(runs.run(runs.busy())), re.MULTILINE
     )
@@ -30,10 +30,10 @@ def test_each_figure_has_the_labels_of_its_row(metric):
         assert re.findall(r'(\w+)="', labels) == sorted(["name", *METRICS[metric].labels])
 
 
-def test_alerts_ask_for_figures_that_there_are():
+def test_alerts_query_existing_metrics_and_label_values():
     (group,) = yaml.safe_load(RULES.read_text())["groups"]
     queries = [rule["expr"] for rule in group["rules"]]
-    asked = {item for query in queries for item in re.findall(r"txmq_reconcile_(\w+)", query)}
+    asked = {metric for query in queries for metric in re.findall(r"txmq_reconcile_(\w+)", query)}
 
     assert {"verdict", "broken_proofs", "at_risk"} < asked <= METRICS.keys()
     for query in queries:

@@ -1,4 +1,4 @@
-"""The page of a run in a browser: what is seen of it, by people and by screen readers."""
+"""The page of a run in a browser, as people and screen readers see it."""
 
 import os
 from pathlib import Path
@@ -16,7 +16,7 @@ PICTURE = {"width": 1_300, "height": 1_350}
 
 @pytest.fixture
 def opened(browser, tmp_path):
-    """Writes a run's page and opens the file; nothing but the file may be asked for."""
+    """Writes a run's page and opens the file; the browser may request nothing else."""
     contexts, asked, said = [], [], []
 
     def opens(run, width=1_400, height=900, **options):
@@ -45,7 +45,7 @@ def busy():
 
 
 @pytest.mark.parametrize("width", [320, 360, 768, 1_100, 1_400])
-def test_only_tables_are_wider_than_their_place(opened, busy, width):
+def test_nothing_but_tables_overflows_the_page(opened, busy, width):
     shown = opened(busy, width)
 
     assert shown.evaluate("document.documentElement.scrollWidth") == width
@@ -83,7 +83,7 @@ def test_no_amount_is_cut_at_1280_pixels(opened, busy):
     )
 
 
-def test_each_item_and_each_moment_say_where_they_are(opened, busy):
+def test_each_item_has_an_anchor_and_the_footer_names_the_time_zone(opened, busy):
     shown = opened(busy)
     item = busy.result.items[0]
 
@@ -94,13 +94,13 @@ def test_each_item_and_each_moment_say_where_they_are(opened, busy):
     expect(shown.get_by_role("contentinfo")).to_contain_text("All moments are in the zone UTC")
 
 
-def test_a_text_without_end_does_not_widen_the_page(opened):
+def test_a_very_long_text_does_not_widen_the_page(opened):
     shown = opened(runs.with_texts("x" * 400), 360)
 
     assert shown.evaluate("document.documentElement.scrollWidth") == 360
 
 
-def test_a_wide_table_is_scrolled_by_the_keyboard(opened, busy):
+def test_a_wide_table_can_be_scrolled_with_the_keyboard(opened, busy):
     shown = opened(busy, 360)
     region = shown.get_by_role("region", name="Classes", exact=True)
 
@@ -146,7 +146,7 @@ def test_the_first_tab_skips_to_the_content(opened, busy):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("day", ["busy", "clean", "within limits"])
-def test_every_text_stands_out_from_its_ground(opened, busy, scheme, day):
+def test_every_text_has_enough_contrast(opened, busy, scheme, day):
     made = busy if day == "busy" else runs.signed(runs.run(runs.clean(verdict=day)))
     shown = opened(made, color_scheme=scheme)
     found = shown.evaluate(TEXTS)
@@ -155,7 +155,7 @@ def test_every_text_stands_out_from_its_ground(opened, busy, scheme, day):
     assert [row for row in found if row[0] < CONTRAST_MIN] == []
 
 
-def test_dark_is_dark_and_paper_is_light(opened, busy):
+def test_dark_mode_is_dark_and_print_is_light(opened, busy):
     shown = opened(busy, color_scheme="dark")
     ground = "getComputedStyle(document.body).backgroundColor"
 
@@ -165,7 +165,7 @@ def test_dark_is_dark_and_paper_is_light(opened, busy):
     assert [row for row in shown.evaluate(TEXTS) if row[0] < CONTRAST_MIN] == []
 
 
-def test_paper_has_lines_to_sign_on_and_nothing_to_click(opened, busy):
+def test_print_has_signature_lines_and_no_navigation(opened, busy):
     shown = opened(busy, 1_030)
     lines = shown.locator(".paper")
 
@@ -178,7 +178,7 @@ def test_paper_has_lines_to_sign_on_and_nothing_to_click(opened, busy):
     assert shown.pdf(prefer_css_page_size=True).startswith(b"%PDF-")
 
 
-def test_a_hostile_text_does_nothing(opened):
+def test_a_hostile_text_is_shown_and_not_executed(opened):
     hostile = '"><img src=x onerror="document.title=1"><style>*{display:none}</style>'
     made = runs.run(runs.busy(name=hostile))
     shown = opened(made)
@@ -188,8 +188,8 @@ def test_a_hostile_text_does_nothing(opened):
     expect(shown.locator("img")).to_have_count(0)
 
 
-def test_the_picture_of_the_docs(opened, busy):
-    """TXMQ_SCREENSHOTS=docs/images makes it again."""
+def test_the_screenshot_of_the_docs_shows_the_chart_table(opened, busy):
+    """TXMQ_SCREENSHOTS=docs/images makes it anew."""
     shown = opened(busy, **PICTURE)
 
     expect(shown.get_by_role("table", name="What the charts show")).to_be_in_viewport()

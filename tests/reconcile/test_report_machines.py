@@ -1,4 +1,4 @@
-"""What programs read of a run, and what stands in a terminal."""
+"""What programs read of a run, and what a terminal shows."""
 
 import contextlib
 import io
@@ -92,7 +92,7 @@ def test_amounts_in_json_are_whole_numbers(busy):
     assert len(floats) == rates, "the match rates, and how long the stages took"
 
 
-def test_figures_say_what_the_run_says(busy):
+def test_metrics_match_the_run(busy):
     found = samples(busy)
 
     assert value(found, "verdict", verdict="over limits") == 1
@@ -108,7 +108,7 @@ def test_figures_say_what_the_run_says(busy):
     assert {name for name, _ in found} == set(METRICS)
 
 
-def test_every_class_is_there_so_that_an_alert_can_end(busy):
+def test_every_class_has_a_metric_even_at_zero(busy):
     quiet = samples(runs.run(runs.clean()))
 
     assert quiet.keys() >= {
@@ -121,12 +121,12 @@ def test_every_class_is_there_so_that_an_alert_can_end(busy):
     assert value(quiet, "oldest_break_days") == 0
 
 
-def test_figures_add_up(busy):
+def test_metrics_add_up_to_the_totals_of_the_run(busy):
     found = samples(busy)
-    counts = [each for (name, _), each in found.items() if name == "transfers"]
+    counts = [number for (name, _), number in found.items() if name == "transfers"]
     risks = [
-        Decimal(repr(each))
-        for (name, labels), each in found.items()
+        Decimal(repr(number))
+        for (name, labels), number in found.items()
         if name == "at_risk" and {("group", "break"), ("currency", "CNY")} <= labels
     ]
 
@@ -134,7 +134,7 @@ def test_figures_add_up(busy):
     assert sum(risks).scaleb(2) == busy.result.at_risk["CNY"]
 
 
-def test_each_figure_has_one_help_and_one_type(busy):
+def test_each_metric_has_one_help_and_one_type(busy):
     text = exposition(busy)
 
     assert re.findall(r"# HELP txmq_reconcile_(\w+) \S", text) == list(METRICS)
@@ -142,7 +142,7 @@ def test_each_figure_has_one_help_and_one_type(busy):
     assert text.endswith("\n")
 
 
-def test_prometheus_own_parser_reads_the_figures(busy):
+def test_the_prometheus_parser_reads_the_metrics(busy):
     from prometheus_client.parser import text_string_to_metric_families
 
     families = {family.name: family for family in text_string_to_metric_families(exposition(busy))}
@@ -151,14 +151,14 @@ def test_prometheus_own_parser_reads_the_figures(busy):
     assert families["txmq_reconcile_breaks"].samples[0].value == 43
 
 
-def test_a_hostile_label_stays_a_label():
+def test_a_hostile_label_value_is_escaped():
     name = 'x"} 1\ntxmq_reconcile_verdict{verdict="clean\\'
     found = samples(runs.run(runs.clean(name=name)))
 
     assert value(found, "breaks", name='x\\"} 1\\ntxmq_reconcile_verdict{verdict=\\"clean\\\\') == 0
 
 
-def test_a_terminal_shows_verdict_classes_and_what_does_not_hold(busy):
+def test_a_terminal_shows_the_verdict_classes_and_failed_proofs(busy):
     said = shown(busy, report="results/report.html")
 
     assert said.index("Over the limits") < said.index("double-credit") < said.index("1 balance")
@@ -179,7 +179,7 @@ def test_no_amount_is_cut_on_a_narrow_terminal(busy, width):
     assert max(map(len, re.sub(r"\x1b\[[\d;]*m", "", said).splitlines())) <= width
 
 
-def test_80_columns_have_the_sums_of_each_currency(busy):
+def test_80_columns_show_the_sums_of_each_currency(busy):
     lines = shown(busy, 80).splitlines()
     at = lines.index("dead-letter (break)")
 
@@ -190,7 +190,7 @@ def test_80_columns_have_the_sums_of_each_currency(busy):
     assert [line.split()[0] for line in lines[lines.index("all") + 1 :][:2]] == ["CNY", "USD"]
 
 
-def test_a_day_without_transfers_is_said_to_have_none():
+def test_a_terminal_says_that_a_day_had_no_transfers():
     carried = runs.total(Class.IN_FLIGHT, "CNY", 3, 100, "DO")
     quiet = runs.run(runs.result(totals=(carried,), carried=3))
 
@@ -206,7 +206,7 @@ def test_a_pipe_gets_no_colours_and_whole_lines(busy):
     assert "account-table of ccb, 62…0045: 124,500.00 expected, 174,500.00 found" in said
 
 
-def test_a_terminal_without_unicode_reads_words(busy):
+def test_a_terminal_without_unicode_shows_plain_words(busy):
     raw = io.BytesIO()
     with io.TextIOWrapper(raw, "ascii", errors="replace") as out:
         show(busy, Console(file=out, width=100), "report.html")
@@ -216,7 +216,7 @@ def test_a_terminal_without_unicode_reads_words(busy):
     assert "\nOver the limits\n" in said
 
 
-def test_nothing_of_a_ledger_is_an_instruction_to_the_terminal(busy):
+def test_markup_and_escapes_from_a_ledger_are_shown_as_text(busy):
     why = ("[red]not red[/red] \x1b]0;title\x07 \u202e",)
     result = msgspec.structs.replace(busy.result, why=why)
     said = shown(msgspec.structs.replace(busy, result=result), force_terminal=True, no_color=True)
@@ -225,7 +225,7 @@ def test_nothing_of_a_ledger_is_an_instruction_to_the_terminal(busy):
     assert "\x1b]" not in said
 
 
-def test_a_clean_day_is_said_to_be_clean():
+def test_a_terminal_shows_a_clean_day():
     said = shown(runs.run(runs.clean()))
 
     assert "Clean" in said
@@ -234,7 +234,7 @@ def test_a_clean_day_is_said_to_be_clean():
     assert "100% of 999,511 transfers are agreed, 0 are breaks" in said
 
 
-def test_a_closed_pipe_does_not_end_the_command_with_the_code_of_a_verdict(monkeypatch, tmp_path):
+def test_a_closed_pipe_exits_with_3_and_not_with_a_verdict(monkeypatch, tmp_path):
     reader, writer = os.pipe()
     os.close(reader)
     with contextlib.suppress(BrokenPipeError), os.fdopen(writer, "w") as closed:

@@ -1,4 +1,4 @@
-"""The page of a run: its structure, its sums, and that nothing in it is markup but ours."""
+"""The page of a run: its structure, its sums, and no markup but our own."""
 
 import base64
 import hashlib
@@ -56,7 +56,7 @@ class Node:
 
 
 class Tree(HTMLParser):
-    """Strict: every element is closed by its own end."""
+    """Strict: every element is closed by its own end tag."""
 
     def __init__(self):
         super().__init__()
@@ -122,7 +122,7 @@ def rows(table, part):
 
 
 def grid(table, part):
-    """The texts of a table's rows; the heading that spans several of them is in each."""
+    """The texts of a table's rows; a heading that spans several rows is repeated in each."""
     found, left = [], 0
     for row in rows(table, part):
         texts = cells(row)
@@ -143,7 +143,7 @@ def number(text):
     return Decimal(text.split()[0].replace(",", ""))
 
 
-def test_the_same_run_is_the_same_page(busy):
+def test_the_same_run_gives_the_same_page(busy):
     assert page(busy) == page(runs.run(runs.busy()))
 
 
@@ -155,7 +155,7 @@ def test_headings_are_in_order(any_page):
     assert all(after <= before + 1 for before, after in zip(levels, levels[1:], strict=False))
 
 
-def test_landmarks_and_links_lead_somewhere(any_page):
+def test_ids_are_unique_and_every_link_and_label_has_a_target(any_page):
     ids = [node.attrs["id"] for node in any_page.all() if "id" in node.attrs]
     links = [node.attrs["href"] for node in any_page.all("a", "use")]
     labels = {
@@ -174,7 +174,7 @@ def test_landmarks_and_links_lead_somewhere(any_page):
         any_page.one(landmark)
 
 
-def test_every_table_is_named_and_its_headings_say_what_they_head(any_page):
+def test_every_table_has_a_caption_and_headings_with_a_scope(any_page):
     tables = list(any_page.all("table"))
 
     assert tables
@@ -199,13 +199,13 @@ def test_every_table_is_named_and_its_headings_say_what_they_head(any_page):
             assert spanned == 0
 
 
-def test_regions_have_names_of_their_own(any_page):
+def test_every_region_has_a_unique_name(any_page):
     names = [node.attrs["aria-label"] for node in any_page.all() if "aria-label" in node.attrs]
 
     assert len(set(names)) == len(names)
 
 
-def test_every_chart_is_told(any_page):
+def test_every_chart_has_a_title_and_a_description(any_page):
     titles = [
         chart.one("title", id=chart.attrs["aria-labelledby"]).text for chart in charts(any_page)
     ]
@@ -220,7 +220,7 @@ def test_every_chart_is_told(any_page):
             assert chart.attrs["aria-hidden"] == "true"
 
 
-def test_charts_of_days_show_what_their_table_says(busy):
+def test_charts_of_days_agree_with_their_table(busy):
     found = tree(busy)
     said = {cells(row)[0]: row.text for row in rows(found.one("table", id="days"), "tbody")}
     told = [
@@ -270,7 +270,7 @@ def test_each_class_is_named_once_and_has_its_currencies_together(busy):
     assert ages[ages.index(["dead-letter", "CNY"]) + 1] == ["dead-letter", "USD"]
 
 
-def test_each_reason_leads_to_what_it_is_about(busy):
+def test_each_reason_links_to_its_break_or_proof(busy):
     page = tree(busy)
     verdict = next(node for node in page.all("section") if node.has("verdict"))
     links = {link.text: link.attrs["href"][1:] for link in verdict.all("a")}
@@ -282,7 +282,7 @@ def test_each_reason_leads_to_what_it_is_about(busy):
     assert "no" in shown[2].split()
 
 
-def test_a_reason_whose_items_are_not_shown_is_only_a_sentence(busy):
+def test_a_reason_whose_item_is_not_shown_has_no_link(busy):
     result = replace(busy.result, items=(), why_at=("break-gone", "evidence"))
     verdict = next(node for node in tree(replace(busy, result=result)).all("section"))
 
@@ -290,8 +290,8 @@ def test_a_reason_whose_items_are_not_shown_is_only_a_sentence(busy):
     assert [node.text for node in verdict.all("li")] == list(busy.result.why)
 
 
-def test_a_day_without_transfers_has_no_rate():
-    """What it carries on from earlier days is neither its own nor unmatched."""
+def test_a_day_without_transfers_has_no_match_rate():
+    """Transfers carried over from earlier days are neither its own nor unmatched."""
     carried = runs.total(Class.IN_FLIGHT, "CNY", 3, 100, "DO")
     quiet = runs.result(totals=(carried,), carried=3)
     page = tree(runs.run(quiet))
@@ -311,7 +311,7 @@ def test_an_age_of_one_business_day_is_singular(busy):
     assert "Oldest break 1 business day since" in tree(one).text
 
 
-def test_every_class_is_either_there_or_said_to_be_looked_for(busy):
+def test_every_class_is_named_on_the_page(busy):
     section = next(
         node for node in tree(busy).all("section") if node.attrs["aria-labelledby"] == "classes"
     )
@@ -348,7 +348,7 @@ def test_evidence_shows_all_sides_of_a_transfer(busy):
     assert "booked by icbc" in row.text
 
 
-def test_evidence_names_the_bank_that_booked_what_the_other_one_should_have(busy):
+def test_evidence_names_the_wrong_bank_that_booked_a_side(busy):
     one, *others = busy.result.items
     stray = one | {"class": "wrong-bank", "debit_bank": "icbc", "credit_bank": "boc / ccb"}
     run = replace(busy, result=replace(busy.result, items=(stray, *others)))
@@ -368,7 +368,7 @@ def test_a_doubtful_id_is_shown_with_the_item_that_may_belong_to_it(busy):
     assert "check the id" not in tree(busy).text
 
 
-def test_what_was_decided_by_hand_is_told_with_its_reason(busy):
+def test_decisions_by_hand_are_shown_with_their_reasons(busy):
     sections = {node.attrs.get("aria-labelledby"): node for node in tree(busy).all("section")}
     first, second = busy.result.decisions
 
@@ -393,7 +393,7 @@ def test_what_was_decided_by_hand_is_told_with_its_reason(busy):
         (lambda run: runs.signed(run, result_digest="0" * 64), "invalidated"),
     ],
 )
-def test_signatures_say_where_they_are(busy, made, state):
+def test_the_signature_section_shows_its_state(busy, made, state):
     section = next(node for node in tree(made(busy)).all("section") if node.has("signatures"))
 
     assert next(section.all("p")).text.split()[0] == state
@@ -423,7 +423,7 @@ def test_amounts_have_the_digits_of_their_currency():
         assert f"{Decimal(great).scaleb(-digits):,}" in text
 
 
-def test_a_hostile_text_is_only_text():
+def test_a_hostile_text_adds_no_markup():
     tame, hostile = tree(runs.with_texts("tame")), tree(runs.with_texts(HOSTILE))
 
     assert [node.tag for node in hostile.all()] == [node.tag for node in tame.all()]
@@ -431,7 +431,7 @@ def test_a_hostile_text_is_only_text():
     assert hostile.text.count('</td><script>alert("x")</script>') >= 30
 
 
-def test_nothing_unseen_gets_into_the_page():
+def test_invisible_characters_are_spelled_out():
     text = page(runs.with_texts(HOSTILE)).decode()
 
     assert "⟨U+202E⟩gnp.⟨U+0000⟩⟨U+001B⟩[0m{{ 7*7 }}&amp;amp;" in text
@@ -441,7 +441,7 @@ def test_nothing_unseen_gets_into_the_page():
     )
 
 
-def test_the_page_asks_for_nothing(any_page):
+def test_the_page_loads_nothing(any_page):
     assert not list(any_page.all("script", "link", "img", "iframe", "object", "form", "base"))
     for node in any_page.all():
         assert {"src", "srcset", "style", "action", "data"} & set(node.attrs) == set()
@@ -451,7 +451,7 @@ def test_the_page_asks_for_nothing(any_page):
     assert "@import" not in style
 
 
-def test_the_policy_allows_our_style_and_nothing_else(any_page):
+def test_the_content_security_policy_allows_only_our_style(any_page):
     style = "".join(any_page.one("style").parts)
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     policy = next(
@@ -497,7 +497,7 @@ def test_a_difference_is_split_into_what_is_explained_and_the_rest(busy):
     assert "until 2026-12-31" in told
 
 
-def test_a_signature_says_what_it_is_given_in_spite_of(busy):
+def test_a_signature_shows_the_breaks_it_was_given_despite(busy):
     signed = runs.signed(busy)
     sign_off = msgspec.structs.replace(signed.sign_off, prepared_despite="the customer knows")
 

@@ -1,4 +1,4 @@
-"""Amounts, shares, masked numbers and other people's texts, as reports write them."""
+"""Amounts, shares, durations and masked account numbers, as reports write them."""
 
 from decimal import Decimal
 
@@ -44,11 +44,11 @@ def test_an_amount_is_written_in_major_units(minor, digits, written):
 
 
 @given(MONEY, st.integers(0, 6))
-def test_an_amount_loses_nothing(minor, digits):
+def test_an_amount_is_written_exactly(minor, digits):
     assert Decimal(amount(minor, digits).replace(",", "")).scaleb(digits) == minor
 
 
-def test_a_change_says_its_direction():
+def test_a_change_is_written_with_its_sign():
     assert (signed(5), signed(-5), signed(0)) == ("+5", "-5", "±0")
     assert signed(1_234_500, 2) == "+12,345.00"
 
@@ -68,7 +68,7 @@ def test_a_share_is_never_rounded_up(share, written):
     assert rate(day(share)) == written
 
 
-def test_shares_differ_by_points():
+def test_a_difference_of_shares_is_written_in_points():
     assert points(day(0.9995), day(0.9993)) == "+0.020 points"
     assert points(day(0.9993), day(0.9995)) == "-0.020 points"
     assert points(day(1.0), day(1.0)) == "±0"
@@ -91,7 +91,7 @@ def test_moments_are_in_the_zone_of_the_rules(zone, shown):
 
 
 @pytest.mark.parametrize("at_ms", [2**63 - 1, -(2**63), 10**15])
-def test_a_moment_of_no_calendar_is_its_number(at_ms):
+def test_a_moment_outside_the_calendar_is_written_in_milliseconds(at_ms):
     assert moment(at_ms, "Asia/Shanghai") == f"{at_ms} ms"
 
 

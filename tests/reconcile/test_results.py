@@ -1,4 +1,4 @@
-"""What runs leave in their directory: whole, the same every time, and in force only when told."""
+"""What runs leave in their directory: whole, the same every time, in force once published."""
 
 import shutil
 import signal
@@ -56,7 +56,7 @@ def whole(contents):
     return msgspec.structs.replace(plain, result=result, result_digest=result.digest)
 
 
-def test_a_run_is_named_after_all_that_goes_in():
+def test_the_run_id_depends_on_every_input():
     plain = [DAY, "rules", "extract", None, ""]
     others = [DAY + timedelta(days=1), "rule", "extracts", "x", "y"]
     named = {run_id(*plain)}
@@ -65,10 +65,10 @@ def test_a_run_is_named_after_all_that_goes_in():
 
     assert len(named) == 6
     assert run_id(*plain) == run_id(*plain[:4])
-    assert all(len(item) == 16 and int(item, 16) for item in named)
+    assert all(len(id_) == 16 and int(id_, 16) for id_ in named)
 
 
-def test_a_table_is_the_same_in_whatever_files_it_lies(tmp_path):
+def test_the_hash_of_a_table_does_not_depend_on_its_files(tmp_path):
     matches = dying_run.tables(DAY)["matches"]
     hashes = set()
     for parts in (1, 3):
@@ -83,7 +83,7 @@ def test_a_table_is_the_same_in_whatever_files_it_lies(tmp_path):
     assert len(list((tmp_path / "3").rglob("*.parquet"))) == 3
 
 
-def test_what_was_written_is_read_the_same(results):
+def test_a_written_table_is_read_back_unchanged(results):
     table = items(30)
     write_table(results, "items", table, DAY, "a" * 16)
     nothing = write_table(results, "closed", table.slice(0, 0), DAY, "a" * 16)
@@ -98,7 +98,7 @@ def test_what_was_written_is_read_the_same(results):
     assert nothing.startswith("0-")
 
 
-def test_tables_that_were_changed_since_are_told(results, tmp_path):
+def test_changed_or_missing_tables_fail_the_verification(results, tmp_path):
     hashed = write_table(results, "items", items(3), DAY, "a" * 16)
     write_table(results, "closed", items(3), DAY, "a" * 16)
     run = whole({"items": hashed})
@@ -117,12 +117,12 @@ def test_tables_that_were_changed_since_are_told(results, tmp_path):
     (tmp_path / f"results/items/business_date={DAY}/run={'a' * 16}/more.parquet").touch()
     with pytest.raises(ReconcileRefused, match=told):  # Spark would read it too.
         results.verify(run)
-    for name in ("closed", "totals"):  # Of one the run says nothing, and one is not there.
+    for name in ("closed", "totals"):  # One is not listed in the run, and one does not exist.
         with pytest.raises(ReconcileRefused, match=f"{name} of 2026-11-20 changed since run"):
             results.verify(run, [name])
 
 
-def test_a_table_of_an_older_version_with_fewer_columns_is_not_taken_for_a_changed_one(results):
+def test_an_older_table_with_fewer_columns_does_not_count_as_changed(results):
     older = items(3).drop_columns(["suggestion"])
     run = whole({"items": write_table(results, "items", older, DAY, "a" * 16)})
     results.verify(run)
@@ -147,7 +147,7 @@ def test_a_run_is_in_force_once_it_is_published(results, tmp_path):
     }
 
 
-def test_a_run_comes_with_the_names_under_it(results, tmp_path):
+def test_a_run_is_read_with_its_signatures(results, tmp_path):
     run = breaks.run(DAY)
     results.publish(run, {})
     results.sign("preparer", run, "Ann", 5)
@@ -162,7 +162,7 @@ def test_a_run_comes_with_the_names_under_it(results, tmp_path):
     assert len(results.signatures("2026-11-20")) == 2
 
 
-def test_the_day_before_is_the_last_that_has_a_result(results):
+def test_the_previous_day_is_the_latest_with_a_result(results):
     for ago, parked in ((9, 2), (4, 1), (1, 0)):
         results.publish(breaks.run(DAY - timedelta(days=ago), parked=parked), {})
 
@@ -180,7 +180,7 @@ def test_the_day_before_is_the_last_that_has_a_result(results):
     assert len(results.trend(DAY, 9)) == 3
 
 
-def test_what_is_looked_back_is_what_the_day_before_went_on_from(results):
+def test_a_chain_follows_the_runs_that_each_day_continued(results):
     days = [DAY - timedelta(days=item) for item in (3, 2, 1)]
     runs, past = [], None
     for day, letter in zip(days, "abc", strict=True):
@@ -191,7 +191,7 @@ def test_what_is_looked_back_is_what_the_day_before_went_on_from(results):
         write_table(results, "closed", closed, day, run.run_id)
         results.publish(run, {})
         runs, past = [*runs, run], run.run_id
-    # One of them is run again, and those after it are not.
+    # One of the days is run again, and the days after it are not.
     results.publish(breaks.run(days[1], "d" * 16, parked=1), {})
 
     assert results.chain(runs[-1], days[0]) == runs
@@ -207,7 +207,7 @@ def test_what_is_looked_back_is_what_the_day_before_went_on_from(results):
     assert results.chain(runs[-1], days[0]) == runs[2:]
 
 
-def test_a_day_begins_with_what_the_one_before_has_left(results):
+def test_a_day_begins_with_the_tables_of_the_day_before(results):
     rules = breaks.rules()
     window = rules.day.window(DAY)
     first = earlier_days(rules, DAY, results, None)
@@ -244,7 +244,7 @@ def test_a_second_run_at_the_same_time_is_refused(results, tmp_path):
         raise AssertionError("it was let in")
 
 
-def test_two_processes_are_kept_apart_and_death_lets_go(tmp_path):
+def test_a_second_process_is_refused_until_the_first_dies(tmp_path):
     program = (
         "import sys; from txmq.reconcile.results import open_results\n"
         "with open_results(sys.argv[1]):\n    print('in', flush=True); sys.stdin.read()"
@@ -263,14 +263,14 @@ def test_two_processes_are_kept_apart_and_death_lets_go(tmp_path):
 
 
 @pytest.mark.fault("P22")
-def test_a_run_that_is_killed_leaves_the_former_in_force_and_is_done_again(tmp_path):
+def test_a_killed_run_leaves_the_former_result_in_force_and_can_be_run_again(tmp_path):
     here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
     former = breaks.run(DAY)
     with open_results(here) as results:
         write_table(results, "items", items(2), DAY, former.run_id)
         results.publish(former, {"report.html": b"former"})
     before = files(here)
-    del before["lock"]  # It says whose it was.
+    del before["lock"]  # It names the process that held it.
 
     command = [sys.executable, "-m", "tests.reconcile.dying_run", here, DAY.isoformat(), "2"]
     with (tmp_path / "said").open("wb") as said:
@@ -296,13 +296,13 @@ def test_a_run_that_is_killed_leaves_the_former_in_force_and_is_done_again(tmp_p
     for name in dying_run.NAMES:
         run = Path("results", name, f"business_date={DAY}", f"run={dying_run.RUN}")
         assert files(here / run) == files(elsewhere / run) != {}
-    # The files of the one that died were the same already.
+    # The killed run had already written the same files.
     assert {item: item.stat().st_ino for item in written} == written != {}
     assert results.current(DAY) == again
     assert not list(here.rglob(".*drafts"))
 
 
-def test_a_run_that_is_done_again_touches_nothing(results, tmp_path):
+def test_writing_the_same_run_again_changes_no_file(results, tmp_path):
     def seen():
         return {path: path.stat().st_ino for path in (tmp_path / "results").rglob("*.parquet")}
 
@@ -349,7 +349,7 @@ def test_a_signed_run_is_never_replaced(results, tmp_path):
     assert files(tmp_path / "results") == before
 
 
-def test_a_signed_table_that_was_damaged_is_put_back(results, tmp_path):
+def test_a_damaged_table_of_a_signed_run_is_restored(results, tmp_path):
     hashed = write_table(results, "items", items(3), DAY, "a" * 16)
     run = whole({"items": hashed})
     results.publish(run, {})
@@ -368,7 +368,7 @@ def test_a_signed_table_that_was_damaged_is_put_back(results, tmp_path):
     results.verify(results.current(DAY))
 
 
-def test_a_signed_run_whose_rows_lie_in_other_files_now_is_the_same(results, tmp_path):
+def test_a_signed_run_stays_signed_if_its_rows_are_in_other_files(results, tmp_path):
     matches = dying_run.tables(DAY)["matches"]
     hashed = write_table(results, "matches", matches, DAY, "a" * 16)
     run = whole({"matches": hashed})
@@ -383,7 +383,7 @@ def test_a_signed_run_whose_rows_lie_in_other_files_now_is_the_same(results, tmp
     results.verify(results.current(DAY))
 
 
-def test_a_run_with_more_cores_is_the_same_run(results, tmp_path):
+def test_a_rerun_with_more_parts_leaves_a_signed_run_unchanged(results, tmp_path):
     matches = dying_run.tables(DAY)["matches"]
     hashed = write_table(results, "matches", matches, DAY, "a" * 16)
     run = breaks.run(DAY)
@@ -401,7 +401,7 @@ def test_a_run_with_more_cores_is_the_same_run(results, tmp_path):
         write_table(results, "matches", matches, DAY, "a" * 16, 7)
 
 
-def test_a_run_that_comes_to_something_else_is_not_in_force_until_it_is_whole(results):
+def test_a_rerun_with_another_result_is_not_in_force_until_it_is_published(results):
     run = breaks.run(DAY)
     write_table(results, "items", items(3), DAY, run.run_id)
     results.publish(run, {})
@@ -412,7 +412,7 @@ def test_a_run_that_comes_to_something_else_is_not_in_force_until_it_is_whole(re
     assert len(list(results.table("items", DAY, run.run_id).rows())) == 2
 
 
-def test_what_was_said_of_a_signed_run_stays_as_it_was_signed(results, tmp_path):
+def test_the_report_of_a_signed_run_stays_as_it_was_signed(results, tmp_path):
     run = breaks.run(DAY)
     results.publish(run, {"report.html": b"signed"})
     results.sign("preparer", run, "Ann", 5)
@@ -438,7 +438,7 @@ def test_what_was_said_of_a_signed_run_stays_as_it_was_signed(results, tmp_path)
         (f"{'a' * 16}/run.json", None, "run.json does not exist"),
     ],
 )
-def test_what_cannot_be_read_is_told(results, tmp_path, name, text, told):
+def test_a_damaged_or_missing_file_of_a_run_is_refused(results, tmp_path, name, text, told):
     results.publish(breaks.run(DAY), {})
     path = tmp_path / "runs" / "2026-11-20" / name
     path.unlink()
@@ -449,7 +449,7 @@ def test_what_cannot_be_read_is_told(results, tmp_path, name, text, told):
         results.current(DAY)
 
 
-def test_a_day_goes_on_only_from_one_that_was_over(tmp_path):
+def test_a_day_is_refused_if_the_day_before_was_not_final(tmp_path):
     rules = msgspec.structs.replace(breaks.rules(), directory=str(tmp_path))
     with open_results(tmp_path) as results:
         results.publish(breaks.run(DAY, is_final=False), {})

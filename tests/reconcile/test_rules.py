@@ -1,4 +1,4 @@
-"""Rules say what cannot be before anything is read, and know to which day a moment belongs."""
+"""Invalid rules are refused before anything is read, and each moment belongs to one day."""
 
 import os
 import re
@@ -57,7 +57,7 @@ def read(tmp_path, text, **environ):
     return read_rules(path, environ)
 
 
-def test_directories_begin_where_the_rules_are(tmp_path):
+def test_relative_paths_start_at_the_rules_file(tmp_path):
     rules = read(tmp_path, RULES)
 
     assert rules.directory == str(tmp_path / "recon")
@@ -106,7 +106,7 @@ def test_a_place_on_another_file_system_is_refused_before_any_work(tmp_path, old
     assert [path.name for path in tmp_path.iterdir()] == ["recon.toml"]
 
 
-def test_the_log_of_several_brokers_or_of_a_cluster(tmp_path):
+def test_the_log_may_be_of_several_brokers_or_of_a_cluster(tmp_path):
     several = read(tmp_path, RULES.replace('directory = "data"', 'directories = ["a", "/b"]'))
     cluster = read(tmp_path, RULES.replace('directory = "data"', 'cluster = "mq1:9876; mq2:9876"'))
 
@@ -126,14 +126,14 @@ def test_the_log_of_several_brokers_or_of_a_cluster(tmp_path):
         ('cluster = "mq:9876;mq2"', "cluster has 'mq2'; write host:port of the name servers"),
     ],
 )
-def test_places_of_the_log_that_cannot_be(tmp_path, log, why):
+def test_an_invalid_place_of_the_log_is_refused(tmp_path, log, why):
     text = RULES.replace('directory = "data"', log)
 
     with pytest.raises(ConfigError, match=re.escape(why)):
         read(tmp_path, text)
 
 
-def test_the_digest_is_about_rules_and_not_about_places(tmp_path):
+def test_the_digest_depends_on_the_rules_and_not_on_paths(tmp_path):
     here = read(tmp_path, RULES)
     elsewhere = read(tmp_path, RULES.replace('"data"', '"other"').replace("icbc.db", "copy.db"))
     stricter = read(tmp_path, RULES.replace("1_000_00", "1_00"))
@@ -154,7 +154,7 @@ def test_the_digest_is_about_rules_and_not_about_places(tmp_path):
         ('"debit"', '"D"', False),
     ],
 )
-def test_an_extract_goes_on_under_rules_that_read_alike(tmp_path, old, new, reads_alike):
+def test_an_extract_stays_valid_under_rules_that_read_the_same(tmp_path, old, new, reads_alike):
     one, other = read(tmp_path, RULES), read(tmp_path, RULES.replace(old, new))
 
     assert one.digest != other.digest
@@ -184,7 +184,7 @@ def test_the_digest_is_the_same_in_every_process(tmp_path):
     assert told == {rules.digest}
 
 
-def test_a_variable_stands_for_a_secret(tmp_path):
+def test_an_environment_variable_replaces_a_secret(tmp_path):
     text = RULES.replace("sqlite:///icbc.db", "${ICBC}")
 
     assert read(tmp_path, text, ICBC="postgresql://bank").bank[0].database == "postgresql://bank"
@@ -212,7 +212,7 @@ def test_a_variable_stands_for_a_secret(tmp_path):
         (FLOW, f'{FLOW}payee_bank = "ibc"', "payee_bank 'ibc' is not one of icbc; did you mean"),
     ],
 )
-def test_what_cannot_be_is_told_with_its_place(tmp_path, old, new, told):
+def test_an_invalid_rule_is_refused_with_its_place(tmp_path, old, new, told):
     with pytest.raises(ConfigError, match=told):
         read(tmp_path, RULES.replace(old, new, 1))
 
@@ -252,7 +252,7 @@ def test_the_topic_of_an_order_decides_between_the_flows_of_a_namespace():
     assert banks_of(banks, Flow("ccb", "ccb")) is None
 
 
-def test_a_day_that_ends_in_the_afternoon_begins_in_the_afternoon_before():
+def test_a_day_with_an_afternoon_cut_off_begins_the_afternoon_before():
     start, end = Day(zone="Asia/Shanghai", cut_off="17:00").window(date(2026, 11, 20))
 
     assert datetime.fromtimestamp(start / 1000, UTC).isoformat() == "2026-11-19T09:00:00+00:00"
@@ -280,7 +280,7 @@ def test_every_moment_belongs_to_one_day(ms, zone, cut_off):
     assert day.window(found).end_ms == day.window(found + timedelta(days=1)).start_ms
 
 
-def test_nobody_works_at_the_weekend():
+def test_weekends_and_holidays_do_not_count_in_an_age():
     day = Day(holidays=frozenset({date(2026, 11, 24)}))
 
     assert day.age(date(2026, 11, 20), date(2026, 11, 20)) == 0

@@ -35,7 +35,7 @@ def day(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def listed(day, tmp_path_factory):
-    """A day that fits into lists, whatever the size of the other."""
+    """A day small enough for lists, whatever the size of the main one."""
     if not IS_SOAK:
         return day
     few = replace(PLAN, transfers=20_000, accounts=2_000, part=7_000)
@@ -90,7 +90,7 @@ def test_few_accounts_have_a_fifth_of_the_rows(day):
     assert sum(most[:24]) >= 0.2 * sum(most)
 
 
-def test_the_reference_knows_what_was_planted(listed):
+def test_the_reference_finds_what_was_planted(listed):
     folder = listed.folder
     failures = defaultdict(list)
     for row_ in rows_of(folder, "log", "failures", Failure):
@@ -115,7 +115,7 @@ def test_the_reference_knows_what_was_planted(listed):
 
 
 @pytest.mark.fault("R2")
-def test_all_defects_are_found_with_their_amounts_and_nothing_else_is(day, items):
+def test_exactly_the_planted_defects_are_found_with_their_amounts(day, items):
     expected = {
         row["key"]: (row["class"], *(row[name] for name in SUMS))
         for row in truth_by_key(day, is_agreed=False).to_pylist()
@@ -132,7 +132,7 @@ def test_all_defects_are_found_with_their_amounts_and_nothing_else_is(day, items
     assert {k: (found[k], expected[k]) for k in found if found[k] != expected[k]} == {}
 
 
-def test_what_operators_decided_is_listed_with_its_reason_also_where_all_agree(day, outcome):
+def test_operator_decisions_are_listed_with_reasons_even_for_agreed_transfers(day, outcome):
     window = PLAN.rules.day.window(PLAN.day)
     messages = pq.read_table(day.folder / "log" / "messages").to_pylist()
     planted = {
@@ -151,7 +151,7 @@ def test_what_operators_decided_is_listed_with_its_reason_also_where_all_agree(d
 
 
 @pytest.mark.fault("R2")
-def test_all_else_is_agreed(day, outcome):
+def test_all_transfers_without_a_defect_are_agreed(day, outcome):
     expected = truth_by_key(day, is_agreed=True).select(["key", "class"]).sort_by("key")
 
     found = outcome.tables["matches"].select(["key", "class"]).sort_by("key")
@@ -160,7 +160,7 @@ def test_all_else_is_agreed(day, outcome):
     assert found["class"].combine_chunks().equals(expected["class"].combine_chunks())
 
 
-def test_the_classes_add_up_to_what_the_ledgers_have(day, outcome):
+def test_the_totals_of_the_classes_add_up_to_the_ledgers(day, outcome):
     truth, totals = day.truth(), collected(outcome.tables["totals"])
 
     assert sum(row.transfers for row in totals) == truth.num_rows
@@ -209,7 +209,7 @@ def test_the_reference_finds_the_changed_balances(listed):
         }
 
 
-def test_what_somebody_has_explained_is_explained(day, items):
+def test_breaks_with_an_explanation_get_the_class_explained(day, items):
     breaks = [row for row in items if row.group == "break"][: PLAN.planted]
     explanations = {
         row.break_id: Explanation(
@@ -232,7 +232,7 @@ def test_what_somebody_has_explained_is_explained(day, items):
     assert {row.explained_by for row in found.values()} == {"anna"}
 
 
-def test_both_sides_of_every_booking_and_the_clearing_accounts_are_proved(tmp_path):
+def test_double_entry_and_clearing_proofs_hold_on_a_whole_day(tmp_path):
     plan = Plan(transfers=3_000, planted=2, accounts=300, double_entry=True)
     write_day(tmp_path, plan)
 

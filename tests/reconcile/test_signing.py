@@ -26,7 +26,7 @@ def results(tmp_path):
     return Results(tmp_path)
 
 
-def test_one_prepares_and_another_one_reviews(results):
+def test_one_person_prepares_and_another_reviews(results):
     run = breaks.run(DAY)
     assert results.signature_state(run) == "unsigned"
 
@@ -65,13 +65,13 @@ def test_a_day_that_is_not_over_is_not_signed(results):
         results.sign("preparer", breaks.run(DAY, is_final=False), "Ann", 5)
 
 
-def test_there_is_nothing_to_review_before_somebody_has_prepared(results):
+def test_a_result_cannot_be_reviewed_before_it_is_prepared(results):
     with pytest.raises(UsageError, match="is not prepared yet"):
         results.sign("reviewer", breaks.run(DAY), "Bo", 5)
 
 
 @pytest.mark.parametrize("name", ["", "  "])
-def test_a_signature_is_a_name(results, name):
+def test_a_signature_needs_a_name(results, name):
     with pytest.raises(UsageError, match="is missing: give it with --by"):
         results.sign("preparer", breaks.run(DAY), name, 5)
 
@@ -88,7 +88,7 @@ def test_a_result_is_prepared_and_reviewed_once(results):
             results.sign(role, run, "Cy", 8)
 
 
-def test_a_result_with_breaks_is_signed_in_spite_of_them_with_a_reason(results):
+def test_a_result_with_breaks_is_signed_only_with_a_reason(results):
     run = breaks.run(DAY, parked=2)
     for role, name in (("preparer", "Ann"), ("reviewer", "Bo")):
         with pytest.raises(UsageError, match="has 2 breaks: .* sign with --despite REASON"):
@@ -120,17 +120,19 @@ def test_another_result_invalidates_what_was_signed(results, is_reviewed):
     assert results.signature_state(first) == ("signed" if is_reviewed else "prepared")
 
 
-def test_the_same_result_of_another_run_is_signed(results):
+def test_a_signature_covers_the_same_result_of_another_run(results):
     first, again = breaks.run(DAY), breaks.run(DAY, "b" * 16)
     results.sign("preparer", first, "Ann", 5)
     results.sign("reviewer", first, "Bo", 6)
 
     assert results.signature_state(again) == "signed"
-    assert [one.run_id for one in results.signatures(DAY.isoformat())] == [first.run_id] * 2
+    assert [signature.run_id for signature in results.signatures(DAY.isoformat())] == [
+        first.run_id
+    ] * 2
 
 
 def days(results, *parked, run_ids=("a" * 16,) * 9):
-    """A day after the other is published, and each goes on from the one before."""
+    """Publish consecutive days, each continued from the one before."""
     previous, made = None, []
     for ago, (count, run_id) in enumerate(zip(parked, run_ids, strict=False)):
         run = breaks.run(DAY + timedelta(days=ago), run_id, parked=count)
@@ -147,13 +149,13 @@ def not_from(day, before, last):
     )
 
 
-def test_a_result_holds_as_long_as_the_one_that_it_was_made_from(results):
+def test_a_signature_holds_while_the_previous_result_is_unchanged(results):
     first, second, third = days(results, 0, 0, 0)
     results.sign("preparer", second, "Ann", 5)
     results.sign("reviewer", second, "Bo", 6)
     results.sign("preparer", third, "Ann", 7)
 
-    results.publish(breaks.run(DAY, "b" * 16), {})  # It is the same.
+    results.publish(breaks.run(DAY, "b" * 16), {})  # The result is the same.
     assert [results.signature_state(value) for value in (second, third)] == ["signed", "prepared"]
     results.publish(breaks.run(DAY, "b" * 16, parked=1), {})
 
@@ -171,7 +173,7 @@ def test_a_result_holds_as_long_as_the_one_that_it_was_made_from(results):
     assert [results.signature_state(value) for value in (second, third)] == ["signed", "prepared"]
 
 
-def test_the_first_day_that_does_not_hold_is_told(results):
+def test_the_first_outdated_day_is_named(results):
     *_, last = days(results, 0, 0, 0, 0)
     assert results.why_outdated(last) is None
     for parked, day in ((1, DAY + timedelta(days=2)), (2, DAY)):
@@ -180,7 +182,7 @@ def test_the_first_day_that_does_not_hold_is_told(results):
     assert results.why_outdated(last) == not_from(21, 20, 23)
 
 
-def test_a_day_that_begins_anew_hangs_on_none(results):
+def test_a_day_after_a_gap_does_not_depend_on_an_earlier_result(results):
     days(results, 0)
     begun = breaks.run(DAY + timedelta(days=9))
     later = msgspec.structs.replace(begun.result, start_ms=9, end_ms=10)
@@ -191,7 +193,7 @@ def test_a_day_that_begins_anew_hangs_on_none(results):
     assert results.why_outdated(at_once) == not_from(21, 20, 21)
 
 
-def test_a_result_that_was_edited_is_not_signed(results):
+def test_an_edited_result_cannot_be_signed(results):
     run = breaks.run(DAY, parked=1)
     nicer = msgspec.structs.replace(run.result, verdict="clean")
 
@@ -213,7 +215,7 @@ def test_every_signature_stays_in_the_file(results, tmp_path):
     ]  # fmt: skip
 
 
-def test_a_file_that_is_none_is_told(results, tmp_path):
+def test_an_invalid_signature_file_is_refused(results, tmp_path):
     (tmp_path / "runs" / "2026-11-20").mkdir(parents=True)
     (tmp_path / "runs" / "2026-11-20" / "signoffs.json").write_text("[{}]")
 
@@ -221,7 +223,7 @@ def test_a_file_that_is_none_is_told(results, tmp_path):
         results.signature_state(breaks.run(DAY))
 
 
-def test_two_people_do_not_write_at_the_same_moment(results, tmp_path):
+def test_two_people_cannot_write_at_the_same_time(results, tmp_path):
     with (
         LocalFolder(tmp_path).lock_signatures(),
         pytest.raises(ReconcileRefused, match="try again"),
@@ -246,13 +248,16 @@ def test_the_last_explanation_of_a_break_holds_until_it_is_withdrawn(tmp_path):
     explanations.add([Explanation.of(item("b", "dead-letter"), " Bo ", "a new\nreason", 3)])
 
     held = explanations.in_force()
-    assert [(one.break_id, one.class_, one.by, one.reason) for one in held] == [
+    assert [
+        (explanation.break_id, explanation.class_, explanation.by, explanation.reason)
+        for explanation in held
+    ] == [
         ("a" * 16, "double-credit", "Ann", "a fee"),
         ("b" * 16, "dead-letter", "Bo", "a new\nreason"),
     ]
-    for one in held:
-        known = breaks.transfer("icbc/1", one.class_)
-        assert one.figures == {figure: known[figure] for figure in FIGURES}
+    for explanation in held:
+        known = breaks.transfer("icbc/1", explanation.class_)
+        assert explanation.figures == {figure: known[figure] for figure in FIGURES}
 
     explanations.withdraw("a" * 16, "Cy", "it was none", 4)
     assert [value.break_id for value in explanations.in_force()] == ["b" * 16]
@@ -264,7 +269,7 @@ def test_the_last_explanation_of_a_break_holds_until_it_is_withdrawn(tmp_path):
     ]  # fmt: skip
 
 
-def test_the_digest_of_explanations_is_about_what_holds(tmp_path):
+def test_the_digest_of_explanations_covers_those_in_force(tmp_path):
     explanations = Explanations(tmp_path)
     explanations.add([Explanation.of(item("a", "parked"), "Ann", "known", 1)])
     one = explanations.digest
@@ -280,12 +285,12 @@ def test_the_digest_of_explanations_is_about_what_holds(tmp_path):
 
 
 @pytest.mark.parametrize(("by", "reason"), [(" ", "known"), ("Ann", "\n")])
-def test_an_explanation_has_a_name_and_a_reason(tmp_path, by, reason):
+def test_an_explanation_needs_a_name_and_a_reason(tmp_path, by, reason):
     with pytest.raises(UsageError, match="needs a name and a reason"):
         Explanations(tmp_path).add([Explanation.of(item("a", "parked"), by, reason, 1)])
 
 
-def test_an_explanation_that_does_not_say_of_what_it_is_holds_for_nothing(tmp_path):
+def test_an_explanation_without_figures_has_no_effect(tmp_path):
     line = {"break_id": "a" * 16, "class": "parked", "by": "Ann", "reason": "known", "at_ms": 1}
     (tmp_path / "explanations.jsonl").write_text(json.dumps(line) + "\n")
     explanations = Explanations(tmp_path)
@@ -296,7 +301,7 @@ def test_an_explanation_that_does_not_say_of_what_it_is_holds_for_nothing(tmp_pa
     assert [value.at_ms for value in explanations.in_force()] == [2]
 
 
-def test_a_file_without_explanations_is_told(tmp_path):
+def test_an_invalid_explanation_file_is_refused(tmp_path):
     (tmp_path / "explanations.jsonl").write_text('{"break_id": "x"}\n')
 
     with pytest.raises(ReconcileRefused, match="is not a file of explanations"):

@@ -98,7 +98,7 @@ def driver(tmp_path):
         ),
     ],
 )
-def test_without_a_java_that_spark_runs_on_the_error_says_how_to_get_one(driver, script, why):
+def test_without_a_suitable_java_the_error_says_how_to_get_one(driver, script, why):
     if script is not None:
         java = driver.here / "bin" / "java"
         java.parent.mkdir()
@@ -132,15 +132,15 @@ def test_an_address_where_nothing_runs_is_refused_at_once(scheme, name):
         ({"remote": "sc://spark", "cores": 2}, "leave out --master, --cores"),
     ],
 )
-def test_options_that_cannot_be_are_refused(wrong, said):
+def test_invalid_options_are_refused(wrong, said):
     with pytest.raises(ConfigError, match=said), open_spark(**wrong):
         pass
 
 
-# A real one
+# A real Spark
 
 
-def test_what_works_is_quiet_and_what_fails_is_one_sentence_and_a_log(driver):
+def test_success_is_quiet_and_failure_gives_one_sentence_and_a_log(driver):
     options = f"-Dsomebody=else {os.environ['JAVA_TOOL_OPTIONS']}"
     code, out, err = driver.run(LOCAL, "work", "broken", JAVA_TOOL_OPTIONS=options)
 
@@ -152,12 +152,12 @@ def test_what_works_is_quiet_and_what_fails_is_one_sentence_and_a_log(driver):
     assert "\tat org.apache.spark" in (driver.temporary / log).read_text()
 
 
-def test_nothing_is_left_of_a_spark_that_worked(driver):
+def test_a_successful_spark_leaves_nothing_behind(driver):
     assert driver.run(LOCAL) == (0, "", "")
     assert driver.left_after_java() == []
 
 
-def test_a_master_that_is_none_is_one_sentence(driver):
+def test_an_invalid_master_is_refused_in_one_sentence(driver):
     code, _, err = driver.run("local[some]", "work")
 
     assert (code, err.count("\n")) == (3, 1)
@@ -172,7 +172,7 @@ def test_a_master_that_is_none_is_one_sentence(driver):
         pytest.param(signal.SIGINT, 130, "", marks=pytest.mark.soak),
     ],
 )
-def test_who_is_told_to_stop_stops_and_leaves_nothing(driver, number, code, said):
+def test_a_signal_stops_the_run_and_leaves_nothing_behind(driver, number, code, said):
     process = driver.start(LOCAL, "endless")
     assert process.stdout.readline() == "working\n"
 
@@ -182,7 +182,7 @@ def test_who_is_told_to_stop_stops_and_leaves_nothing(driver, number, code, said
     assert driver.left_after_java() == []
 
 
-def test_who_is_told_to_stop_while_java_starts_leaves_no_java(driver):
+def test_a_signal_while_java_starts_leaves_no_java_process(driver):
     process = driver.start(LOCAL, "nothing")
     driver.wait_until(driver.javas)
 
@@ -192,7 +192,7 @@ def test_who_is_told_to_stop_while_java_starts_leaves_no_java(driver):
     assert driver.left_after_java() == []
 
 
-def test_the_bar_shows_sparks_tasks_and_its_pages_name_the_stage(driver):
+def test_the_progress_bar_counts_tasks_and_the_spark_ui_names_the_stage(driver):
     code, out, err = driver.run(LOCAL, "watched", "refused")
 
     assert out.splitlines()[-1] == "match FAILED"
@@ -200,7 +200,7 @@ def test_the_bar_shows_sparks_tasks_and_its_pages_name_the_stage(driver):
     assert err.startswith("txmq: Spark failed: ValueError: no such bank; its log is ")
 
 
-def test_a_java_that_is_killed_is_told_of(driver):
+def test_a_killed_java_is_reported(driver):
     process = driver.start(LOCAL, "endless")
     assert process.stdout.readline() == "working\n"
 
@@ -216,7 +216,7 @@ def test_a_java_that_is_killed_is_told_of(driver):
 
 
 @pytest.mark.soak
-def test_a_cluster_comes_to_the_same(driver):
+def test_a_standalone_cluster_runs_python_functions(driver):
     with standalone.cluster(memory="600m", count=1) as (url, _):
         assert driver.run(url, "python", SPARK_LOCAL_IP=standalone.HOST) == (0, "4\n", "")
 

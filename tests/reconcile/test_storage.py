@@ -1,4 +1,4 @@
-"""Where results are on other file systems: whole after any death, and never written by two."""
+"""Results on other file systems: whole after any death, and never written by two runs."""
 
 import os
 from contextlib import ExitStack
@@ -62,7 +62,7 @@ def deaths(store, act):
     raise AssertionError("it does not end")
 
 
-def test_a_run_that_dies_at_any_change_leaves_the_former_or_the_new_one(store):
+def test_a_run_that_dies_at_any_change_leaves_the_former_or_the_new_result(store):
     former = work(store.folder(), "a", 2)
     left = dict(store.data())
     new = work(store.folder(), "b", 3)
@@ -84,7 +84,7 @@ def test_a_run_that_dies_at_any_change_leaves_the_former_or_the_new_one(store):
     assert seen == sorted(seen)  # The last step decides.
 
 
-def test_a_table_in_force_that_was_damaged_is_written_again_after_any_death(store):
+def test_a_damaged_table_in_force_is_rewritten_after_any_death(store):
     run = work(store.folder(), "a", 2)
     whole = store.data()
     (part,) = (path for path in whole if "/items/" in path)
@@ -93,7 +93,7 @@ def test_a_table_in_force_that_was_damaged_is_written_again_after_any_death(stor
     for _ in deaths(store, lambda: work(store.folder(), "a", 2)):
         current = Results(store.folder()).current(DAY)
         assert current in (None, run)
-        # A run whose table is away is not in force.
+        # A run whose table is missing is not in force.
         assert current is None or store.data().get(part) in (b"no rows", whole[part])
         work(store.folder(), "a", 2)
         assert store.data() == whole
@@ -104,7 +104,7 @@ def test_a_chain_ends_with_the_run_that_continues_no_other(store):
     assert Results(store.folder()).chain(run, DAY) == [run]
 
 
-def test_what_people_write_is_the_old_or_the_new_after_any_death(store):
+def test_signatures_and_notes_are_old_or_new_after_any_death(store):
     run = work(store.folder(), "a", 1)
     people = Explanations(store.folder())
     people.add([BreakNote("0" * 16, "Ann", 1, owner="Bo")])
@@ -115,7 +115,7 @@ def test_what_people_write_is_the_old_or_the_new_after_any_death(store):
 
     seen = []
     for _ in deaths(store, write):
-        signed = [one.by for one in Results(store.folder()).signatures(DAY.isoformat())]
+        signed = [signature.by for signature in Results(store.folder()).signatures(DAY.isoformat())]
         owner = Explanations(store.folder()).notes()["0" * 16].owner
         assert (signed, owner) in [([], "Bo"), (["Ann"], "Bo"), (["Ann"], "Di")]
         seen.append((*signed, owner))
@@ -126,7 +126,7 @@ def test_what_people_write_is_the_old_or_the_new_after_any_death(store):
     assert set(seen) == {("Bo",), ("Ann", "Bo"), ("Ann", "Di")}
 
 
-def test_an_extract_appears_with_its_last_file_only(store):
+def test_an_extract_appears_only_with_its_last_file(store):
     home = store.folder().at("extracts", "D")
     final = home.at("e")
     other = final.at("icbc", "entries")
@@ -152,7 +152,7 @@ def test_an_extract_appears_with_its_last_file_only(store):
         assert final.read("manifest.json") == b"{}"
 
 
-def test_of_two_writers_one_is_refused_until_the_other_is_dead(store):
+def test_a_second_writer_is_refused_until_the_claim_of_the_first_expires(store):
     folder = store.folder()
     with open_results(folder) as results:
         with pytest.raises(ReconcileRefused, match="another run works in s3a://b/recon .*claims"):
@@ -166,7 +166,7 @@ def test_of_two_writers_one_is_refused_until_the_other_is_dead(store):
     assert folder.at("claims").files() == []
 
 
-def test_a_run_that_lost_its_claim_leaves_the_drafts_of_the_other_one(store):
+def test_a_run_that_lost_its_claim_leaves_the_drafts_of_the_new_run(store):
     drafts = store.folder().at("results", ".drafts")
     with ExitStack() as late:
         late.enter_context(open_results(store.folder()))
@@ -178,7 +178,7 @@ def test_a_run_that_lost_its_claim_leaves_the_drafts_of_the_other_one(store):
     assert drafts.files() == []
 
 
-def test_a_store_that_goes_away_is_the_error_of_the_work_and_not_of_the_tidying(store):
+def test_a_store_that_goes_away_raises_the_error_of_the_work_not_of_the_cleanup(store):
     def look():
         with open_results(store.folder()) as results:
             store.is_down = True
@@ -188,7 +188,7 @@ def test_a_store_that_goes_away_is_the_error_of_the_work_and_not_of_the_tidying(
         look()
 
 
-def test_a_view_is_the_folder_that_it_links_to(monkeypatch, tmp_path):
+def test_a_viewfs_uri_resolves_to_its_linked_folder(monkeypatch, tmp_path):
     (tmp_path / "core-site.xml").write_text(SITE.format(home=tmp_path))
     monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
     folder = open_folder("viewfs://bank/recon/nightly/")
@@ -203,7 +203,7 @@ def test_a_view_is_the_folder_that_it_links_to(monkeypatch, tmp_path):
         open_folder("viewfs://bank/recons")
 
 
-def test_a_store_is_reached_by_hadoops_settings(monkeypatch, tmp_path):
+def test_an_object_store_is_opened_with_hadoop_settings(monkeypatch, tmp_path):
     asked = {}
 
     class S3:
@@ -235,7 +235,7 @@ def test_a_store_is_reached_by_hadoops_settings(monkeypatch, tmp_path):
     }  # fmt: skip
 
 
-def test_a_file_system_without_its_library_is_one_line(monkeypatch):
+def test_a_file_system_without_its_library_is_reported_in_one_line(monkeypatch):
     monkeypatch.setattr("pyarrow.fs.S3FileSystem", None)
     monkeypatch.delattr("pyarrow.fs.S3FileSystem")
     monkeypatch.delenv("HADOOP_CONF_DIR", raising=False)

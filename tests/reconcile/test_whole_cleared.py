@@ -33,7 +33,7 @@ def stage(spark, tmp_path, monkeypatch):
     stage = Stage.set_up(tmp_path / "cleared")
     stage.first_day()
     when = at(WEDNESDAY, "12:00")
-    # One side only, and past the table of accounts.
+    # One side only, and without the table of accounts.
     stage.sql("ccb", BY_HAND, PAYEE, when, when)
     return stage
 
@@ -47,14 +47,16 @@ def run(stage, day, *more):
     found = call(stage, day, more=["--quiet", "--json", *more])
     assert found.stdout, found.stderr
     result = json.loads(found.stdout)["result"]
-    return found.exit_code, sorted({one["proof"] for one in result["proofs"] if one["is_open"]})
+    return found.exit_code, sorted(
+        {proof["proof"] for proof in result["proofs"] if proof["is_open"]}
+    )
 
 
 def test_a_cleared_night_is_clean_until_a_fact_changes(stage):
     code, off = run(stage, WEDNESDAY)
     assert (code, off) == (2, ["account-table", "clearing", "double-entry"])
 
-    # The break explains what is its own, and a person the table of accounts.
+    # The break explains its own differences, and a person explains the table of accounts.
     hint = json.loads(call(stage, WEDNESDAY, "proofs", "--json").stdout)[0]
     assert (hint["account"], hint["amounts"]) == ("62…0002", [60000])
     explained = call(
@@ -128,8 +130,8 @@ def test_a_difference_fails_each_night_until_it_is_corrected_or_explained(
     )
 
 
-@pytest.mark.soak  # test_differences.py has the same without Spark.
-def test_an_explanation_that_is_over_comes_back(stage):
+@pytest.mark.soak  # test_differences.py covers the same without Spark.
+def test_a_difference_comes_back_when_its_explanation_expires(stage):
     run(stage, WEDNESDAY)
     call(stage, WEDNESDAY, "breaks", "explain", "--class", "credit-without-message", *SAID)
     call(stage, WEDNESDAY, "proofs", "explain", "--proof", "account-table", *SAID,
@@ -142,7 +144,7 @@ def test_an_explanation_that_is_over_comes_back(stage):
     assert run(stage, SATURDAY) == (2, ["account-table"])
 
 
-def test_a_row_that_cannot_be_read_does_not_stop_the_night(spark, tmp_path, monkeypatch):
+def test_an_unreadable_row_within_the_limit_does_not_stop_the_night(spark, tmp_path, monkeypatch):
     spark_session.lend(monkeypatch, spark)
     stage = Stage.set_up(tmp_path / "unread")
     stage.first_day()

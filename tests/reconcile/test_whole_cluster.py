@@ -1,4 +1,4 @@
-"""A cluster of Spark's comes to what one machine comes to."""
+"""A Spark cluster gives the same result as one machine."""
 
 import os
 import shutil
@@ -18,13 +18,13 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 
 
 def files(directory):
-    """All that the tables hold, byte by byte."""
+    """The names of all files of the tables."""
     places = sorted((directory / "results").glob("*/*/*/part-*"))
     assert len({place.parts[-4] for place in places}) == len(TABLES)
     return {str(place.relative_to(directory)) for place in places}
 
 
-def test_a_cluster_comes_to_the_same_result(spark, tmp_path):
+def test_a_cluster_gives_the_same_result_as_one_machine(spark, tmp_path):
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
     extract_id = extracted(spark, here, tmp_path / "day")

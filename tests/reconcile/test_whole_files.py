@@ -36,7 +36,7 @@ def send(stage, day):
             csv.writer(file, delimiter=";").writerows([head, *lines])
 
 
-def test_a_bank_that_sends_files_is_reconciled_as_one_with_a_database(spark, tmp_path):
+def test_a_bank_that_sends_files_is_reconciled_like_one_with_a_database(spark, tmp_path):
     stage = Stage.set_up(tmp_path)
     ours, theirs = RULES.rsplit("[[bank]]", 1)
     theirs = theirs.replace('database = "sqlite:///ccb.db"\n', FILES)

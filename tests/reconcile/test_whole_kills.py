@@ -1,5 +1,5 @@
-"""Whatever is killed while a day is reconciled again, the former result stays in force, and the
-next run comes to the result of an undisturbed one.
+"""If any process is killed while a day is reconciled again, the former result stays in force, and
+the next run has the result of an undisturbed one.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
 
 
 class Night:
-    """A day with a result in force, and rules that have another one."""
+    """A day with a result in force, and rules that give another one."""
 
     def __init__(self, stage):
         self.stage = stage
@@ -70,7 +70,7 @@ def ended(running, code=0):
 
 
 def killed_at(seconds, running, victim):
-    """The exit code of a run beside which a process is killed at a moment, or at the run's end."""
+    """The exit code and errors of a run; a process is killed at a moment, or at the run's end."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         running.wait(seconds)
     with contextlib.suppress(ProcessLookupError):
@@ -103,7 +103,7 @@ def java_of(pid):
     return int(seen.stdout.split()[0]) if seen.stdout else pid
 
 
-def test_a_driver_that_is_killed_leaves_the_former_result(night, undisturbed, tmp_path):
+def test_a_killed_driver_leaves_the_former_result(night, undisturbed, tmp_path):
     expected, seconds = undisturbed
     home = night.copy(tmp_path / "home")
     for number, moment in enumerate(moments(seconds, DRIVER)):
@@ -118,7 +118,7 @@ def test_a_driver_that_is_killed_leaves_the_former_result(night, undisturbed, tm
     home.see_whole(expected)
 
 
-def test_a_worker_that_is_killed_is_done_without(night, undisturbed, tmp_path):
+def test_a_run_survives_a_killed_worker(night, undisturbed, tmp_path):
     expected, seconds = undisturbed
     for number, moment in enumerate(moments(seconds, WORKER)):
         home = night.copy(tmp_path / str(number))
@@ -129,7 +129,7 @@ def test_a_worker_that_is_killed_is_done_without(night, undisturbed, tmp_path):
         home.see_whole(expected)
 
 
-def test_a_server_that_is_killed_leaves_the_former_result(night, undisturbed, tmp_path):
+def test_a_killed_connect_server_leaves_the_former_result(night, undisturbed, tmp_path):
     expected, seconds = undisturbed
     home = night.copy(tmp_path / "home")
     for moment in moments(seconds / 2, SERVER):

@@ -1,8 +1,8 @@
 """Whole runs on an object store.
 
 The store is a server in this process, whose objects are files. Our own small files go through it.
-Spark sees the same files under the same URI, by a view of Hadoop's: it does not have the package
-that speaks S3. A run that dies is the command in a process of its own; it is killed before a
+Spark sees the same files under the same URI through a Hadoop view, because it does not have the
+package for S3. A run that dies is the command in a process of its own; it is killed before a
 request.
 """
 
@@ -72,13 +72,13 @@ CODES = {500: "InternalError", 503: "SlowDown", 403: "AccessDenied"}
 
 
 def name_of(value):
-    """The name of a parameter in that of the test."""
+    """The name of a parameter in the test id."""
     return value.stage if isinstance(value, Moment) else str(value)
 
 
 @pytest.fixture(scope="module")
 def stages(spark, tmp_path_factory):
-    """Two dates that were reconciled under a path: the state before the second, and after it."""
+    """Two dates reconciled in a local folder: the state before the second, and after it."""
     before = Stage.set_up(tmp_path_factory.mktemp("whole") / "before")
     before.first_day()
     before.run(spark, WEDNESDAY)
@@ -134,7 +134,7 @@ def view_of(store):
 
 
 def files_of(stage):
-    """The bytes of a directory's files, without those that only a path needs."""
+    """The bytes of a directory's files, without those that only a local folder needs."""
     return {
         path.relative_to(stage.directory).as_posix(): path.read_bytes()
         for path in stage.directory.rglob("*")
@@ -143,7 +143,7 @@ def files_of(stage):
 
 
 class Night:
-    """Runs of a date, and the state that they come to."""
+    """Runs of a date, and the state that they leave."""
 
     def __init__(self, store, config, after):
         self.store = store
@@ -209,7 +209,7 @@ class Night:
             results.verify(current)
 
     def check(self):
-        """All is as under a path, and nothing else is there."""
+        """Everything is as in a local folder, and nothing else is there."""
         self.check_between()
         assert Results(URI).days() == [WEDNESDAY, THURSDAY]
         extras = {path for path in self.store.objects if "/." in path or "/claims/" in path}
@@ -227,7 +227,7 @@ def descendants(pid):
 
 @pytest.mark.fault("P22")
 @pytest.mark.parametrize("run", some_of([Night.run_here, Night.run], [Night.run_here]))
-def test_a_run_that_is_killed_twice_has_the_same_result_as_one_under_a_path(night, run):
+def test_a_run_killed_twice_has_the_same_result_as_in_a_local_folder(night, run):
     for moment in (COMPLETE_EXTRACT, TABLE):
         night.run_killed(moment)
         night.check_between()
@@ -241,7 +241,7 @@ def test_a_run_that_is_killed_twice_has_the_same_result_as_one_under_a_path(nigh
 
 @pytest.mark.soak
 @pytest.mark.parametrize("moment", MOMENTS, ids=name_of)
-def test_a_run_that_is_killed_at_any_stage_is_done_again(night, moment):
+def test_a_run_killed_at_any_stage_can_be_run_again(night, moment):
     night.run_killed(moment)
     night.check_between()
 
@@ -269,7 +269,7 @@ def fail_from(moment, status):
     ),
     ids=name_of,
 )
-def test_a_store_that_fails_is_one_line_and_loses_nothing(night, moment, status):
+def test_a_failing_store_is_reported_in_one_line_and_loses_nothing(night, moment, status):
     code, out, err = night.run_here(fail_from(moment, status))
 
     assert (code, out, err.count("\n")) == (3, "", 1)
@@ -279,7 +279,7 @@ def test_a_store_that_fails_is_one_line_and_loses_nothing(night, moment, status)
     night.check()
 
 
-def test_people_work_on_the_store_without_spark(night):
+def test_breaks_are_explained_and_signed_on_the_store_without_spark(night):
     for path, data in files_of(night.after).items():
         night.store.put(FOLDER + path, data)
 
@@ -296,5 +296,5 @@ def test_people_work_on_the_store_without_spark(night):
 
     done = Results(URI).current(THURSDAY)
     assert done.sign_off.is_complete
-    assert [one.reason for one in Explanations(URI).in_force()] == ["late"]
+    assert [explanation.reason for explanation in Explanations(URI).in_force()] == ["late"]
     assert Results(URI).folder.at("claims").files() == []

@@ -77,7 +77,7 @@ def sign(stage, done):
 
 
 def told_of(stage, done):
-    """What its JSON and its page say of the names: how far they are, the first, what was signed."""
+    """The signatures in the JSON and the page: the state, the preparer, and the signed result."""
     summary = json.loads(stage.results().folder_of(done).read("summary.json"))
     page = stage.results().folder_of(done).read("report.html").decode()
     state, by = summary["figures"]["signature"], summary["sign_off"]["preparer"]
@@ -109,7 +109,7 @@ def test_an_honest_day_is_clean(first):
     assert 'txmq_reconcile_info{name="icbc-ccb"' in told["metrics.prom"].decode()
 
 
-def test_it_stands_in_the_database_as_well(first):
+def test_results_are_written_to_the_database_too(first):
     stage, done = first
 
     runs = "SELECT run_id, is_current, verdict, transfers, breaks FROM recon_runs"
@@ -120,7 +120,7 @@ def test_it_stands_in_the_database_as_well(first):
     assert dict(stage.recon(totals)) == counted(done)
 
 
-def test_the_start_of_spark_counts_in_the_time_that_the_first_date_took(spark, first, tmp_path):
+def test_the_start_of_spark_counts_in_the_duration_of_the_first_date(spark, first, tmp_path):
     stage = first[0].copy(tmp_path / "again")
     progress = Progress()
     progress.stages = (summary.Stage("start Spark", 100.0),)
@@ -134,8 +134,8 @@ def test_the_start_of_spark_counts_in_the_time_that_the_first_date_took(spark, f
 
 
 @pytest.mark.fault("R7")
-def test_the_same_date_again_has_the_same_rows(spark, first, tmp_path):
-    """Also where it is signed, a table was changed since, and all others are gone."""
+def test_rerunning_a_date_gives_the_same_rows(spark, first, tmp_path):
+    """Even if it is signed, one table was changed since, and all others are gone."""
     _, done = first
     stage = first[0].copy(tmp_path / "again")
     sign(stage, done)
@@ -170,7 +170,7 @@ def damage(stage, done, name):
 
 
 @pytest.mark.fault("R1")
-def test_what_crosses_the_cut_off_is_matched_on_the_next_day(spark, first, second):
+def test_a_transfer_across_the_cut_off_is_matched_on_the_next_day(spark, first, second):
     stage, done = second
     before = stage.rows(first[1])["night"]
 
@@ -188,14 +188,14 @@ def test_what_crosses_the_cut_off_is_matched_on_the_next_day(spark, first, secon
     (way,), (still,) = proofs_of(first[1], "clearing"), proofs_of(done, "clearing")
     assert (way.found, still.found) == (88_00, 300_00)
     whole = {item.currency: item for item in proofs_of(done, "conservation")}
-    # Of what customers have less, 300.00 went on their way today and 88.00 have arrived.
+    # Customers have less: 300.00 went on their way today, and 88.00 arrived.
     assert whole["CNY"].found == 88_00 - 300_00
     assert done.previous_run_id == first[1].run_id
     assert [item.business_date for item in done.trend] == [WEDNESDAY.isoformat()]
 
 
 @pytest.mark.soak  # Its steps are those of test_lifecycle.py.
-def test_a_break_lives_until_somebody_explains_it(spark, second, tmp_path):
+def test_a_break_stays_until_somebody_explains_it(spark, second, tmp_path):
     stage, born = second[0].copy(tmp_path / "friday"), second[1]
     assert (born.result.verdict, born.result.why) == (
         "within limits",
@@ -240,7 +240,7 @@ def test_a_break_lives_until_somebody_explains_it(spark, second, tmp_path):
 
 
 @pytest.mark.soak
-def test_the_same_result_under_another_name_is_signed_wherever_it_stands(spark, first, tmp_path):
+def test_a_rerun_with_the_same_result_is_signed_in_every_report(spark, first, tmp_path):
     stage, done = first[0].copy(tmp_path / "signed"), first[1]
     sign(stage, done)
     some = stage.rows(done)["night"]
@@ -254,7 +254,7 @@ def test_the_same_result_under_another_name_is_signed_wherever_it_stands(spark, 
 
 
 @pytest.mark.soak  # Its steps are those of test_lifecycle.py.
-def test_what_was_closed_comes_again_with_its_history_and_more_of_it_is_a_break_again(
+def test_a_closed_item_reopens_with_its_history_and_breaks_again_if_it_grows(
     spark, second, tmp_path
 ):
     stage, (was,) = (
@@ -279,7 +279,7 @@ def test_what_was_closed_comes_again_with_its_history_and_more_of_it_is_a_break_
     assert (was["break_id"], was["status"]) == (rows["night"]["break_id"], "closed")
     assert (rows["night"]["class"], rows["night"]["status"]) == ("double-credit", "reopened")
     assert rows["night"]["history"] == f"{was['history']},{FRIDAY} double-credit reopened"
-    # It was agreed for a while, so that nothing has been at risk for longer than a day.
+    # It was agreed for a while, so nothing has been at risk for longer than a day.
     assert (rows["night"]["first_seen"], rows["night"]["age_days"]) == (FRIDAY.isoformat(), 0)
     assert (rows["gone"]["class"], rows["gone"]["status"]) == ("credit-without-message", "reopened")
     assert rows["gone"]["history"] == f"{FRIDAY} credit-without-message reopened"
@@ -289,7 +289,7 @@ def test_what_was_closed_comes_again_with_its_history_and_more_of_it_is_a_break_
     assert (after["night"]["group"], after["night"]["explained_by"]) == ("break", None)
     assert after["night"]["amount"] == 88_00 + 1_000_000_00
     assert last.result.verdict == "over limits"
-    # A fee is no transfer that was agreed.
+    # A fee is not a transfer that was agreed before.
     assert (after["fee"]["class"], after["fee"]["status"]) == ("credit-without-message", "new")
 
 
@@ -297,7 +297,7 @@ def test_what_was_closed_comes_again_with_its_history_and_more_of_it_is_a_break_
 
 
 @pytest.mark.soak
-def test_a_day_goes_on_from_nothing_but_what_is_in_force(spark, second, tmp_path):
+def test_a_day_continues_only_from_a_result_in_force(spark, second, tmp_path):
     stage, thursday = second[0].copy(tmp_path / "chain"), second[1]
     results = stage.results()
     sign(stage, thursday)
@@ -322,7 +322,7 @@ def test_a_day_goes_on_from_nothing_but_what_is_in_force(spark, second, tmp_path
     assert str(refused.value) == f"{why}{FRIDAY}"
     assert not (stage.directory / "extracts" / FRIDAY.isoformat()).exists()
 
-    # In their order, as --from and --to has them.
+    # In order, as --from and --to run them.
     mended = stage.run(spark, THURSDAY)
     friday = stage.run(spark, FRIDAY)
     assert mended.run_id != thursday.run_id
@@ -332,7 +332,7 @@ def test_a_day_goes_on_from_nothing_but_what_is_in_force(spark, second, tmp_path
 
 
 @pytest.mark.parametrize("name", ["items", "entries", "messages", "balances"])  # Nothing failed.
-def test_a_day_does_not_go_on_from_a_table_that_was_changed(spark, first, tmp_path, name):
+def test_a_day_does_not_continue_from_a_changed_table(spark, first, tmp_path, name):
     stage, done = first[0].copy(tmp_path / "changed"), first[1]
     damage(stage, done, name)
 
@@ -345,8 +345,8 @@ def test_a_day_does_not_go_on_from_a_table_that_was_changed(spark, first, tmp_pa
     assert not (stage.directory / "extracts" / THURSDAY.isoformat()).exists()
 
 
-@pytest.mark.soak  # test_the_same_date_again_has_the_same_rows has one that is signed.
-def test_a_table_that_was_changed_is_made_again_without_a_signature(spark, first, tmp_path):
+@pytest.mark.soak  # test_rerunning_a_date_gives_the_same_rows covers a signed one.
+def test_changed_tables_of_an_unsigned_run_are_made_again(spark, first, tmp_path):
     stage, done = first[0].copy(tmp_path / "mended"), first[1]
     damage(stage, done, "items")
     shutil.rmtree(stage.directory / "results" / "balances")
@@ -359,7 +359,7 @@ def test_a_table_that_was_changed_is_made_again_without_a_signature(spark, first
 
 
 @pytest.mark.fault("R3", "R4", "P22")
-def test_a_changed_row_and_a_late_one_are_found_and_what_was_signed_stays(spark, first, tmp_path):
+def test_changed_and_late_rows_are_found_and_the_signed_result_stays(spark, first, tmp_path):
     stage, signed = first[0].copy(tmp_path / "fraud"), first[1]
     results = stage.results()
     sign(stage, signed)
@@ -370,11 +370,11 @@ def test_a_changed_row_and_a_late_one_are_found_and_what_was_signed_stays(spark,
     stage.credit("late", 40_00, noon + 500, booked_ms=booked + 500)
     stage.credit("T0", 100_00, noon + 900)
     stage.poll()
-    # Somebody gives himself 600.00 the day before, and mends the table of accounts as well.
+    # Somebody gives himself 600.00 on the day before, and changes the table of accounts to match.
     which = "transfer = 'T3' AND account = ?"
     stage.sql("icbc", f"UPDATE journal SET amount = amount + 60000 WHERE {which}", PAYER)
     stage.sql("icbc", "UPDATE accounts SET balance = balance + 60000 WHERE number = ?", PAYER)
-    # And somebody slips in a day before what comes to nothing.
+    # And somebody adds two rows to the day before that cancel each other out.
     slipped = Posting(PAYEE, 7_00), Posting(PAYEE, -7_00)
     stage.book("ccb", None, "fee", slipped, at(WEDNESDAY, "13:00"))
 
@@ -446,7 +446,7 @@ def part_of(extract, source, table):
 
 
 def lost_row(extract):
-    """A part has a row less, and the manifest knows how the file looks now."""
+    """Remove a row of a part, and describe the new file in the manifest."""
     path = part_of(extract, "icbc", "entries")
     name = str(path.relative_to(extract))
     rows = pq.ParquetFile(path).read()
@@ -498,7 +498,7 @@ def doubled(extract):
         (lost_row, "icbc/entries: 18 rows were extracted and 17 are there"),
     ],
 )
-def test_an_extract_that_is_not_whole_is_refused(spark, first, tmp_path, damage, said):
+def test_a_damaged_extract_is_refused(spark, first, tmp_path, damage, said):
     stage, done = first[0].copy(tmp_path / "damaged"), first[1]
     before = sorted(stage.directory.glob("results/**/*"))
     damage(stage.extract_of(done))
@@ -525,7 +525,7 @@ def test_the_command_line_says_which_total_differs(spark, first, tmp_path, monke
 
 
 @pytest.mark.soak  # test_spark_start.py stops a Spark in the same way.
-def test_a_run_that_sigterm_stops_ends_with_a_sentence_and_leaves_no_result(tmp_path):
+def test_a_run_stopped_by_sigterm_ends_with_a_sentence_and_leaves_no_result(tmp_path):
     stage = Stage.set_up(tmp_path / "stopped")
     stage.first_day()
     program = [sys.executable, "-m", "txmq", "reconcile", "--date", str(WEDNESDAY)]
@@ -553,7 +553,7 @@ def test_a_run_that_sigterm_stops_ends_with_a_sentence_and_leaves_no_result(tmp_
     assert others == ["lock", "lock"], "the extract is whole, and of the run there is nothing"
 
 
-def test_a_day_between_is_not_left_out(spark, first, tmp_path):
+def test_a_skipped_business_day_is_refused(spark, first, tmp_path):
     stage = first[0].copy(tmp_path / "gap")
 
     with pytest.raises(ReconcileRefused) as refused:
@@ -574,7 +574,7 @@ MONEY_IS_ADDED = "true", 1, r"icbc/entries: the sum of CNY was -?\d+ when it was
 @pytest.mark.parametrize(
     ("where", "more", "told"), [ROWS_ARE_MISSING, *only_in_soak(MONEY_IS_ADDED)]
 )
-def test_what_spark_does_not_read_as_it_is_stops_the_run(
+def test_a_run_stops_if_spark_reads_other_rows_than_were_extracted(
     spark, tmp_path, monkeypatch, where, more, told
 ):
     stage = Stage.set_up(tmp_path / "misread")
@@ -592,7 +592,7 @@ def test_what_spark_does_not_read_as_it_is_stops_the_run(
     assert stage.results().current(WEDNESDAY) is None
 
 
-def test_what_was_read_is_compared_with_the_money_that_was_extracted(spark, first):
+def test_balances_are_compared_with_the_extracted_sums(spark, first):
     stage, done = first
     manifest = Manifest.read(LocalFolder(stage.extract_of(done)))
     icbc, *others = manifest.sources

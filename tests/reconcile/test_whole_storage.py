@@ -1,4 +1,4 @@
-"""Whole runs whose results are on a file system of Spark's, and not under a path."""
+"""Whole runs whose results are on a Hadoop file system and not in a local folder."""
 
 import pytest
 from msgspec.structs import replace
@@ -40,7 +40,7 @@ class Disk:
 
 @pytest.fixture(scope="module")
 def here(spark, tmp_path_factory):
-    """A date that was reconciled under a path: the state before, and its run."""
+    """A date reconciled in a local folder: the state before, and its run."""
     stage = Stage.set_up(tmp_path_factory.mktemp("whole") / "here")
     stage.first_day()
     before = stage.copy(stage.home.with_name("first"))
@@ -80,16 +80,19 @@ def run_there(spark, monkeypatch, tmp_path):
     """Run the command for a stage whose results are elsewhere; return its options."""
     spark_session.lend(monkeypatch, spark)
 
-    def run(stage, uri, one, number=0):
+    def run(stage, uri, expected, number=0):
         there = stage.copy(tmp_path / f"there{number}")
         config = there.home / "recon.toml"
         config.write_text(RULES.replace('directory = "recon"', f'directory = "{uri}"'))
-        arguments = ["--date", str(one.day), "--config", str(config)]
+        arguments = ["--date", str(expected.day), "--config", str(config)]
         done = CliRunner().invoke(app, ["reconcile", *arguments, "--quiet"])
-        assert done.exit_code == CODES[one.result.verdict], done.output
-        other = Results(uri).current(one.day)
-        assert other.run_id == one.run_id
-        assert (other.extract_id, other.result_digest) == (one.extract_id, one.result_digest)
+        assert done.exit_code == CODES[expected.result.verdict], done.output
+        other = Results(uri).current(expected.day)
+        assert other.run_id == expected.run_id
+        assert (other.extract_id, other.result_digest) == (
+            expected.extract_id,
+            expected.result_digest,
+        )
         return arguments
 
     return run
@@ -100,12 +103,12 @@ def test_a_view_of_a_mounted_folder_has_the_same_result(here, view, run_there):
     run_there(before, view("mounted", "file://"), done)
 
 
-@pytest.mark.soak  # test_storage.py has each change of such a store, and its deaths.
+@pytest.mark.soak  # test_storage.py covers deaths at each change of a store like this.
 def test_dates_on_another_file_system_have_the_same_results(two_dates, view, run_there):
     stage, before, runs = two_dates
     uri = view("far", "hdfs://cluster")
-    for number, one in enumerate([*runs, runs[-1]]):
-        arguments = run_there(before[min(number, 1)], uri, one, number)
+    for number, run in enumerate([*runs, runs[-1]]):
+        arguments = run_there(before[min(number, 1)], uri, run, number)
 
     found, wanted = (
         {path for path in Results(place).folder.files() if not path.endswith((".crc", "lock"))}

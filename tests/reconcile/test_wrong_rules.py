@@ -57,7 +57,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("old", "new", "words"), WRONG)
-def test_a_wrong_rule_is_one_line_with_its_key_and_value(tmp_path, old, new, words):
+def test_a_wrong_rule_is_reported_in_one_line_with_its_key_and_value(tmp_path, old, new, words):
     assert old in RULES
     path = tmp_path / "recon.toml"
     path.write_text(RULES.replace(old, new, 1))
@@ -72,7 +72,7 @@ def test_a_wrong_rule_is_one_line_with_its_key_and_value(tmp_path, old, new, wor
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe", b""])
-def test_a_file_that_is_missing_or_not_text_or_empty_is_named(tmp_path, content):
+def test_a_missing_binary_or_empty_rules_file_is_named(tmp_path, content):
     path = tmp_path / "recon.toml"
     if content is not None:
         path.write_bytes(content)

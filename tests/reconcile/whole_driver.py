@@ -1,4 +1,4 @@
-"""A whole run of a seeded day, by whatever master, in a process of its own.
+"""A whole run of a seeded day on any master, in a process of its own.
 
 python -m tests.reconcile.whole_driver MASTER DIRECTORY
 """

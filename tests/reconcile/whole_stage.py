@@ -1,7 +1,7 @@
 """Two banks with journals of their own and a broker's log between them, over some days.
 
 The banks are SQLite files, and the log is written by the broker's own store; only the clock is
-ours. Everything lies in one directory with relative names, so that a copy of it is as good.
+ours. Everything lies in one directory with relative names, so that a copy works too.
 """
 
 import json
@@ -118,7 +118,7 @@ def at(day, clock):
 
 
 class Stage:
-    """The banks, the broker's log, and what is made of them."""
+    """The banks, the broker's log, and the results of their days."""
 
     def __init__(self, home):
         self.home = home
@@ -145,7 +145,7 @@ class Stage:
         return stage
 
     def copy(self, home):
-        """All of it once more, elsewhere."""
+        """A copy in another directory."""
         shutil.copytree(self.home, home)
         return Stage(home)
 
@@ -166,7 +166,7 @@ class Stage:
             return connection.execute(statement, values).fetchall()
 
     def book(self, bank, transfer, kind, postings, at_ms, *, booked_ms=None):
-        """Both sides of a booking, and the accounts in step with it."""
+        """Book both sides, and update the accounts."""
         assert sum(posting.amount for posting in postings) == 0
         for account, amount in postings:
             row = transfer, account, amount, "CNY", kind, booked_ms or at_ms, at_ms
@@ -209,7 +209,7 @@ class Stage:
         self.credit(transfer, amount, credited_ms or at_ms + 500)
 
     def poll(self):
-        """Let the payee's bank have taken all messages there are."""
+        """Record that the payee's bank has taken all messages."""
         log = _Log(LocalDisk(str(self.home / "broker")), Sizes(segment_size=1 << 20))
         try:
             queue = log.store.find_queue(TOPIC, 0)
@@ -230,7 +230,7 @@ class Stage:
         self.poll()
 
     def second_day(self):
-        """The other one arrives; one is lost at the payee's bank."""
+        """The transfer of the night arrives; another is lost at the payee's bank."""
         self.credit("night", 88_00, at(WEDNESDAY, "17:03"))
         for number in range(3):
             self.transfer(f"F{number}", 50_00, at(THURSDAY, f"{9 + number:02}:30"))
@@ -253,7 +253,7 @@ class Stage:
         return {row["key"].removeprefix("icbc/"): row for row in rows}
 
     def recon(self, statement):
-        """What the database says that results are written to as well."""
+        """Query the database that results are also written to."""
         return self.sql("recon", statement)
 
     def extract_of(self, done):

@@ -29,5 +29,5 @@ def script():
 
 def barriers(page, *rules, without=()):
     """The serious findings on a page, by all rules or by some; empty for a good page."""
-    found = page.evaluate(RUN, [rules, list(without)])
-    return [violation for violation in found if violation[0] in SERIOUS]
+    violations = page.evaluate(RUN, [rules, list(without)])
+    return [violation for violation in violations if violation[0] in SERIOUS]

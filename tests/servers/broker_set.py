@@ -113,7 +113,7 @@ class BrokerSet:
             link.__exit__()
 
     def promote(self, member, *more):
-        """Have a member lead, as an operator does; what the command prints."""
+        """Promote a member as an operator does; return what the command prints."""
         where = ["--coordinator", member.etcd, "--broker", self.name, "--reason", "a test"]
         done = subprocess.run(
             [sys.executable, "-m", "txmq", "cluster", "promote", member.name, *where, *more]
@@ -135,12 +135,12 @@ class BrokerSet:
         brokers = json.loads(body).get("brokerAddrTable", {})
         addresses = brokers.get(self.name, {}).get("brokerAddrs", {})
         master = addresses.get("0")
-        return next((one for one in self.members.values() if one.address == master), None)
+        return next((member for member in self.members.values() if member.address == master), None)
 
     def wait_for_leader(self, other_than=None):
         """The next leader, as soon as the name server shows it."""
         return self.until(
-            lambda: (found := self.leader()) is not None and found is not other_than and found,
+            lambda: (leader := self.leader()) is not None and leader is not other_than and leader,
             "no leader",
         )
 
@@ -148,7 +148,7 @@ class BrokerSet:
         return json.loads(ask(member.address, 28)[2])["table"]
 
     def wait_in_sync(self, followers):
-        """Return the leader once so many followers are in sync with it."""
+        """Return the leader once this number of followers is in sync with it."""
 
         def found():
             with suppress(OSError, ValueError, KeyError, IndexError, TypeError):
@@ -172,7 +172,7 @@ class BrokerSet:
         return result
 
     def never(self, found, seconds, failure):
-        """Return after a time in which something did not happen."""
+        """Check for some seconds that something does not happen."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             assert not found(), f"{failure}\n{self.told()}"

@@ -92,8 +92,8 @@ def installed():
     """The configured Chromium, or else the machine's; None if neither exists."""
     if given := os.environ.get("TXMQ_TEST_CHROMIUM"):
         return Chromium(given)
-    found = next(filter(None, map(shutil.which, NAMES)), None)
-    return found and Chromium(found)
+    path = next(filter(None, map(shutil.which, NAMES)), None)
+    return path and Chromium(path)
 
 
 def packaged():
@@ -136,11 +136,11 @@ def working():
         Unprepared: There is none.
     """
     try:
-        found = installed() or packaged()
+        chromium = installed() or packaged()
     except Unprepared as error:
         raise Unprepared(f"{HINT} ({error})") from error
-    answer([found.path, "--version"], HINT, found.environment)
-    return found
+    answer([chromium.path, "--version"], HINT, chromium.environment)
+    return chromium
 
 
 def prepare():

@@ -53,20 +53,20 @@ class Refusal(Exception):
 
 
 class ObjectFiles(MutableMapping):
-    """Objects as files below a folder, which Hadoop writes too, with checksums beside them; no
-    folder in it is empty.
+    """Objects as files below a folder. Hadoop writes there too, with checksum files; no folder in
+    it is empty.
     """
 
     def __init__(self, folder):
         self.folder = folder
         self.written_s = {}
 
-    def __setitem__(self, path, one):
+    def __setitem__(self, path, stored):
         if not path.endswith("/"):
             place = self.folder / path
             place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(one.data)
-            self.written_s[path] = one.written_s
+            place.write_bytes(stored.data)
+            self.written_s[path] = stored.written_s
 
     def __getitem__(self, path):
         place = self.folder / path
@@ -116,15 +116,17 @@ class BucketServer(ThreadingHTTPServer):
     def data(self, prefix):
         """The bytes of the objects below, by the rest of their paths."""
         with self.lock:
-            found = sorted(self.objects.items())
+            objects = sorted(self.objects.items())
         return {
-            path.removeprefix(prefix): one.data for path, one in found if path.startswith(prefix)
+            path.removeprefix(prefix): stored.data
+            for path, stored in objects
+            if path.startswith(prefix)
         }
 
     def put(self, path, data):
         with self.lock:
-            self.objects[path] = one = StoredObject(data, time.time() + self.ahead_s)
-        return one
+            self.objects[path] = stored = StoredObject(data, time.time() + self.ahead_s)
+        return stored
 
     def delete(self, path):
         with self.lock:
@@ -154,7 +156,7 @@ class BucketServer(ThreadingHTTPServer):
         return [(name, names[name]) for name in page], len(names) > most
 
     def handle_error(self, request, client_address):
-        """A client that was killed says nothing here."""
+        """Ignore the error of a killed client."""
 
 
 @contextmanager
@@ -214,24 +216,24 @@ class _Request(BaseHTTPRequestHandler):
     def _head(self, path, query, data):
         if "/" not in path.rstrip("/"):
             return 200, {"Content-Length": 0}, b""
-        one = self.server.get(path)
-        return 200, {"Content-Length": len(one.data), **_described(one)}, b""
+        stored = self.server.get(path)
+        return 200, {"Content-Length": len(stored.data), **_described(stored)}, b""
 
     def _get(self, path, query, data):
         bucket, _, key = path.partition("/")
         if not key:
             return 200, {"Content-Type": "application/xml"}, self._listed(bucket, query)
-        one = self.server.get(path)
+        stored = self.server.get(path)
         if not (wanted := self.headers.get("Range")):
-            return 200, _described(one), one.data
+            return 200, _described(stored), stored.data
         first, _, last = wanted.removeprefix("bytes=").partition("-")
-        size = len(one.data)
+        size = len(stored.data)
         begin = int(first) if first else max(size - int(last), 0)
         end = min(int(last) + 1, size) if first and last else size
         if begin >= size:
             raise Refusal(416, "InvalidRange")
         reach = {"Content-Range": f"bytes {begin}-{end - 1}/{size}"}
-        return 206, {**_described(one), **reach}, one.data[begin:end]
+        return 206, {**_described(stored), **reach}, stored.data[begin:end]
 
     def _listed(self, bucket, query):
         prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
@@ -250,10 +252,10 @@ class _Request(BaseHTTPRequestHandler):
                 rows.append(f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>")
                 continue
             with suppress(Refusal):
-                one = self.server.get(f"{bucket}/{name}")
+                stored = self.server.get(f"{bucket}/{name}")
                 rows.append(
-                    f"<Contents><Key>{escape(name)}</Key><LastModified>{one.moment}</LastModified>"
-                    f"<ETag>{escape(one.tag)}</ETag><Size>{len(one.data)}</Size></Contents>"
+                    f"<Contents><Key>{escape(name)}</Key><LastModified>{stored.moment}</LastModified>"
+                    f"<ETag>{escape(stored.tag)}</ETag><Size>{len(stored.data)}</Size></Contents>"
                 )
         return f"<ListBucketResult>{''.join(rows)}</ListBucketResult>"
 
@@ -262,12 +264,12 @@ class _Request(BaseHTTPRequestHandler):
             self.server.uploads[query["uploadId"]][int(query["partNumber"])] = data
             return 200, {"ETag": f'"{hashlib.md5(data).hexdigest()}"'}, b""
         if source := self.headers.get("x-amz-copy-source"):
-            one = self.server.put(path, self.server.get(unquote(source).lstrip("/")).data)
-            moment = f"<LastModified>{one.moment}</LastModified>"
+            stored = self.server.put(path, self.server.get(unquote(source).lstrip("/")).data)
+            moment = f"<LastModified>{stored.moment}</LastModified>"
             return (
                 200,
                 {},
-                f"<CopyObjectResult>{moment}<ETag>{escape(one.tag)}</ETag></CopyObjectResult>",
+                f"<CopyObjectResult>{moment}<ETag>{escape(stored.tag)}</ETag></CopyObjectResult>",
             )
         return 200, {"ETag": self.server.put(path, data).tag}, b""
 
@@ -287,10 +289,10 @@ class _Request(BaseHTTPRequestHandler):
             name = "InitiateMultipartUploadResult"
             return 200, {}, f"<{name}>{place}<UploadId>{upload}</UploadId></{name}>"
         parts = self.server.uploads[query["uploadId"]]
-        one = self.server.put(path, b"".join(parts[number] for number in sorted(parts)))
+        stored = self.server.put(path, b"".join(parts[number] for number in sorted(parts)))
         del self.server.uploads[query["uploadId"]]
         name = "CompleteMultipartUploadResult"
-        return 200, {}, f"<{name}>{place}<ETag>{escape(one.tag)}</ETag></{name}>"
+        return 200, {}, f"<{name}>{place}<ETag>{escape(stored.tag)}</ETag></{name}>"
 
     def _delete(self, path, query, data):
         if "uploadId" in query:
@@ -300,7 +302,7 @@ class _Request(BaseHTTPRequestHandler):
         return 204, {}, b""
 
     def log_message(self, *args):
-        """A request is no line of output."""
+        """Print no line for a request."""
 
 
 def _joined(stream):

@@ -94,14 +94,14 @@ def name_of(subject):
 
 def alternative_names(addresses):
     """The extension with these addresses, such as `IP:127.0.0.1,DNS:localhost`."""
-    found = []
+    names = []
     for address in addresses.split(","):
         kind, _, value = address.partition(":")
         if kind == "IP":
-            found.append(x509.IPAddress(ipaddress.ip_address(value)))
+            names.append(x509.IPAddress(ipaddress.ip_address(value)))
         else:
-            found.append(x509.DNSName(value))
-    return x509.SubjectAlternativeName(found)
+            names.append(x509.DNSName(value))
+    return x509.SubjectAlternativeName(names)
 
 
 def write_certificate(path, certificate):

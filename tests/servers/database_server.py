@@ -73,8 +73,8 @@ def started(programs):
     """Where a server of our own listens, how it is stopped, and its process; see
     :func:`launched`.
     """
-    found = launched(programs)
-    return found.url, found.stop, found.pid
+    program = launched(programs)
+    return program.url, program.stop, program.pid
 
 
 def launched(programs):
@@ -93,10 +93,10 @@ def launched(programs):
         if (command := programs.initialise(home)) is not None:
             initialised(command, home, who)
         for _ in range(ATTEMPTS):
-            # Somebody else may take the port in between.
-            found = Program(programs, home, free_port(), who)
-            if found.start():
-                return found
+            # Another process may take the port in between.
+            program = Program(programs, home, free_port(), who)
+            if program.start():
+                return program
         last = (home / "log").read_text().splitlines()[-1:]
         raise Unprepared(f"{programs.serve(home, 0)[0]} does not start: {last}")
     except BaseException:
@@ -110,8 +110,8 @@ def somebody_else():
         return {}
     for name in UNPRIVILEGED:
         with contextlib.suppress(KeyError):
-            found = pwd.getpwnam(name)
-            return {"user": found.pw_uid, "group": found.pw_gid, "extra_groups": []}
+            user = pwd.getpwnam(name)
+            return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
     raise Unprepared(f"databases refuse root, and there is no user {' or '.join(UNPRIVILEGED)}")
 
 
@@ -154,17 +154,17 @@ class Program:
             preexec_fn=die_with_us,
             **self.who,
         )
-        said = b""
+        output = b""
         for line in self.process.stdout:
-            said += line
+            output += line
             if self.programs.ready in line:
                 break
-        (self.home / "log").write_bytes(said)
-        if self.programs.ready not in said:
+        (self.home / "log").write_bytes(output)
+        if self.programs.ready not in output:
             self.process.wait()
             self.process.stdout.close()
             return False
-        # A server that is not listened to would stop in the middle of a word.
+        # A server whose output nobody reads would block in the middle of a line.
         self.log = threading.Thread(
             target=shutil.copyfileobj, args=(self.process.stdout, Nowhere())
         )
@@ -185,7 +185,7 @@ class Program:
 
 
 class Nowhere(io.RawIOBase):
-    """Where a server's log goes that nobody reads."""
+    """Discard what a server logs."""
 
     def write(self, text):
         return len(text)

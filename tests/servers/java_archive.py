@@ -22,29 +22,29 @@ def archive():
     """The path of this Java's archive for this Spark."""
     java = os.environ.get("JAVA_HOME", "")
     asked = [str(Path(java, "bin", "java")) if java else "java", "-version"]
-    said = subprocess.run(asked, capture_output=True, text=True, check=True, env=_plain()).stderr
+    version = subprocess.run(asked, capture_output=True, text=True, check=True, env=_plain()).stderr
     import pyspark
 
-    # It holds the jars' places and times, too: a Spark that was installed anew needs a new one.
+    # It also holds the jars' paths and times: a newly installed Spark needs a new archive.
     jars = Path(pyspark.__file__).parent / "jars"
-    key = f"{said}{jars}{jars.stat().st_mtime_ns}".encode()
+    key = f"{version}{jars}{jars.stat().st_mtime_ns}".encode()
     return cache("java") / f"{hashlib.sha256(key).hexdigest()[:16]}.jsa"
 
 
 def options():
     """The options of a Java that uses the archive, or none where it is not there."""
     try:
-        found = archive()
+        path = archive()
     except (OSError, subprocess.SubprocessError):
         return ""
-    return f"-XX:SharedArchiveFile={found} {QUIET}" if found.exists() else ""
+    return f"-XX:SharedArchiveFile={path} {QUIET}" if path.exists() else ""
 
 
 def make():
     """Make the archive if it is missing."""
-    if (found := archive()).exists():
+    if (path := archive()).exists():
         return
-    unfinished = found.with_suffix(f".{os.getpid()}")
+    unfinished = path.with_suffix(f".{os.getpid()}")
     java = f"-XX:TieredStopAtLevel=1 -XX:ArchiveClassesAtExit={unfinished} {QUIET}"
     loading = subprocess.Popen(
         [sys.executable, "-m", "tests.servers.java_archive"],
@@ -57,13 +57,13 @@ def make():
     try:
         code = loading.wait(MAKE_SECONDS)
     except BaseException:
-        # Its Java would go on without it.
+        # Its Java would outlive it.
         os.killpg(loading.pid, signal.SIGKILL)
         unfinished.unlink(missing_ok=True)
         raise
     if code:
         raise OSError(f"exit code {code}")
-    unfinished.replace(found)
+    unfinished.replace(path)
 
 
 def _plain():

@@ -21,7 +21,7 @@ MEMORY = ("--innodb-buffer-pool-size=32M", "--innodb-log-file-size=16M")
 
 
 class MariaDB(Server):
-    """One that is reached through the driver its URL names, else through ours."""
+    """A server that is reached through the driver its URL names, else through ours."""
 
     def __init__(self, url, *how):
         url = make_url(url)
@@ -37,30 +37,30 @@ def kinds():
 
 
 def why_not():
-    """One line for whoever wonders where these tests are."""
+    """One line that says why these tests are left out."""
     lacking = "no MariaDB here" if importlib.util.find_spec(DRIVER) else f"no {DRIVER} here"
     return f"{lacking}: its kinds are left out"
 
 
 def _is_there():
     places = ("TXMQ_TEST_MYSQL_URL", "TXMQ_TEST_CONTAINERS")
-    return any(os.environ.get(each) for each in places) or programs() is not None
+    return any(os.environ.get(place) for place in places) or programs() is not None
 
 
 def mariadb():
     """A running server, from the first place that has one."""
     if given := os.environ.get("TXMQ_TEST_MYSQL_URL"):
         return MariaDB(given)
-    if (found := programs()) is None:
+    if (paths := programs()) is None:
         return MariaDB(*contained(container, "no MariaDB in a container"))
-    return MariaDB(*started(Programs(*found)))
+    return MariaDB(*started(Programs(*paths)))
 
 
 def programs():
     """Where mariadbd and mariadb-install-db are."""
     path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"])
-    found = [shutil.which(each, path=path) for each in ("mariadbd", "mariadb-install-db")]
-    return found if all(found) else None
+    paths = [shutil.which(name, path=path) for name in ("mariadbd", "mariadb-install-db")]
+    return paths if all(paths) else None
 
 
 class Programs:
@@ -82,7 +82,7 @@ class Programs:
     def serve(self, home, port):
         chosen = [f"--datadir={home}/data", f"--port={port}", f"--socket={home}/socket", *MEMORY]
         chosen += ["--bind-address=127.0.0.1", f"--pid-file={home}/pid", "--skip-name-resolve"]
-        # Tests kill processes, not machines; a name that is gone one day is no error.
+        # Tests kill processes, not machines; a setting that a later version drops is no error.
         chosen += ["--loose-innodb-flush-method=nosync"]
         return [self.server, "--no-defaults", *chosen]
 

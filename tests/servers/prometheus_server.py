@@ -30,9 +30,9 @@ def programs():
         Unprepared: They are neither on PATH nor in the test cache.
     """
     for path in (os.environ.get("PATH", os.defpath), str(cache(PACKAGE) / "usr" / "bin")):
-        found = [shutil.which(name, path=path) for name in NAMES]
-        if all(found):
-            return found
+        paths = [shutil.which(name, path=path) for name in NAMES]
+        if all(paths):
+            return paths
     raise Unprepared(HINT)
 
 
@@ -91,9 +91,9 @@ def data_of(server, path, **fields):
     """What Prometheus answers to a request of its API."""
     url = f"{server.url}/api/v1/{path}?{urllib.parse.urlencode(fields)}"
     with urllib.request.urlopen(url, timeout=10) as answer:
-        found = json.load(answer)
-    assert found["status"] == "success"
-    return found["data"]
+        document = json.load(answer)
+    assert document["status"] == "success"
+    return document["data"]
 
 
 def samples(server, query, *labels):

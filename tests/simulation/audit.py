@@ -94,7 +94,7 @@ class Auditor:
             connection = await pool.connection(node.address)
             listed = await open_transactions(connection)
             parked = await open_transactions(connection, "parked")
-            # Whatever is decided meanwhile: each look finds all that those before it speak of.
+            # Whatever is decided between: each later read finds all that earlier ones name.
             markers = await _read_records(connection, OP_TOPIC)
             copies = await _read_records(connection, PARKED_TOPIC)
             halves = await _read_records(connection, HALF_TOPIC)
@@ -105,15 +105,15 @@ class Auditor:
         now = self._world.now()
         told = (
             {
-                each.transaction_id: Standing(
-                    each.half_offset, each.commit_log_offset, each.state == "parked"
+                item.transaction_id: Standing(
+                    item.half_offset, item.commit_log_offset, item.state == "parked"
                 )
-                for each in listed
+                for item in listed
             },
-            tuple(each.transaction_id for each in parked),
-            tuple(copy_of(received(each, name)) for each in halves),
-            tuple(Marker(int(each.body), each.property_map()["TXMQ_DECISION"]) for each in markers),
-            tuple(each.property_map()["UNIQ_KEY"] for each in copies),
+            tuple(item.transaction_id for item in parked),
+            tuple(copy_of(received(item, name)) for item in halves),
+            tuple(Marker(int(item.body), item.property_map()["TXMQ_DECISION"]) for item in markers),
+            tuple(item.property_map()["UNIQ_KEY"] for item in copies),
         )
         digest = zlib.crc32(f"{told}".encode())
         self._history.add(OpenAudited(now, name, began, *told, digest))
@@ -127,7 +127,7 @@ class Auditor:
                 try:
                     connection = await pool.connection(node.address)
                     found = await open_transactions(connection)
-                    return sum(each.state != "parked" for each in found)
+                    return sum(transaction.state != "parked" for transaction in found)
                 except (TransportError, BrokerRefused):
                     await asyncio.sleep(0.5)
         finally:
@@ -178,31 +178,31 @@ class Auditor:
         async with Session(
             self._names, machine.network, machine.clock, machine.entropy, answer_s=ANSWER_S
         ) as session:
-            for each in acknowledged:
-                name = mark(each.send, each.attempt, 0)
+            for promise in acknowledged:
+                name = mark(promise.send, promise.attempt, 0)
                 if by_id:
-                    await self._view(session, each, name)
-                await self._look_up(session, each, name)
+                    await self._view(session, promise, name)
+                await self._look_up(session, promise, name)
 
-    async def _view(self, session: Session, each: Acknowledged, name: str) -> None:
-        offset_id = each.offset_ids[0]
+    async def _view(self, session: Session, promise: Acknowledged, name: str) -> None:
+        offset_id = promise.offset_ids[0]
         viewed = None
         with suppress(NotFound):
             viewed = copy_of(await Admin(session).view(offset_id))
         now = self._world.now()
         self._history.add(Found(now, "offset id", name, offset_id, viewed))
 
-    async def _look_up(self, session: Session, each: Acknowledged, name: str) -> None:
-        offset_id = each.offset_ids[0]
-        by_key = await self._find(session, each, name)
+    async def _look_up(self, session: Session, promise: Acknowledged, name: str) -> None:
+        offset_id = promise.offset_ids[0]
+        by_key = await self._find(session, promise, name)
         self._history.add(Found(self._world.now(), "key", name, offset_id, by_key))
 
-    async def _find(self, session: Session, each: Acknowledged, name: str) -> Copy | None:
+    async def _find(self, session: Session, promise: Acknowledged, name: str) -> Copy | None:
         """Search by key; again where a name server has yet to learn of the broker or its leader."""
-        topic = each.queue.topic
+        topic = promise.queue.topic
         for _ in range(ROUTE_TRIES):
             with suppress(TopicNotFound, ServiceUnavailable):
-                for message in await Admin(session).query(topic, each.send):
+                for message in await Admin(session).query(topic, promise.send):
                     copy = copy_of(message)
                     if copy.mark == name:
                         return copy
@@ -222,7 +222,7 @@ async def _end(connection: Connection, queue: Queue) -> int:
 
 async def _read(connection: Connection, queue: Queue) -> tuple[Copy, ...]:
     found = await _read_records(connection, queue.topic, queue.number)
-    return tuple(copy_of(received(each, queue.broker)) for each in found)
+    return tuple(copy_of(received(message, queue.broker)) for message in found)
 
 
 async def _read_records(connection: Connection, topic: str, number: int = 0) -> list[Record]:

@@ -112,7 +112,7 @@ class ClientMix(Mix):
             pause_s=one(1.0, 3.0),
             audit_chance=0.0,
             recovery_chance=0.0,
-            faults=tuple(each for each in CLIENT_FAULTS if draw.chance(0.3)),
+            faults=tuple(fault for fault in CLIENT_FAULTS if draw.chance(0.3)),
             consuming=tuple(
                 GroupMix.of(draw, is_orderly=bool((seed + number) % 2))
                 for number in range(1 + draw.chance(0.5))

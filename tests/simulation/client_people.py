@@ -192,8 +192,8 @@ class Member(_Person):
             for task in asyncio.all_tasks()
             if task is not me and getattr(task, "program", None) is me.program
         ]
-        asked = sum(len(each._exchange.waiting) for each in network.made)
-        opened = sum(each.is_open for each in network.made)
+        asked = sum(len(connection._exchange.waiting) for connection in network.made)
+        opened = sum(connection.is_open for connection in network.made)
         self.history.add(Left(self.now(), self._label, took_s, tuple(sorted(left)), asked, opened))
 
     async def _handle(self, message: ReceivedMessage) -> Later | None:

@@ -34,12 +34,12 @@ class Outcome(NamedTuple):
     @classmethod
     def of(cls, history: History, seconds: float) -> Outcome:
         """The figures of a history."""
-        handled = [each for each in history.events if isinstance(each, Handled)]
+        handled = [event for event in history.events if isinstance(event, Handled)]
         return cls(
             seconds,
             history.count(Sent),
             len(handled),
-            sum(not each.is_done for each in handled),
+            sum(not event.is_done for event in handled),
             history.count(Down),
             history.count(ClientDown),
             history.count(Left),

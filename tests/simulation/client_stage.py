@@ -40,11 +40,11 @@ class ClientStage(Stage):
 
     @property
     def clients(self):
-        """Everybody who can be in trouble."""
+        """All clients that faults can hit."""
         return [*self.senders, *self.members]
 
     def people(self) -> None:
-        """Start senders and members, and somebody who looks at what is committed."""
+        """Start senders, members, and an observer of committed offsets."""
         args = (self.names_text, self.mix, self.history)
         self.senders = [
             self.sender(self.world, f"sender-{n}", *args) for n in range(self.mix.producers)
@@ -57,8 +57,8 @@ class ClientStage(Stage):
                 self.member(self.world, f"member-{number}-{n}", *args, group, dials, done)
                 for n in range(dials.members)
             ]
-        for each in self.clients:
-            each.start()
+        for client in self.clients:
+            client.start()
         self._looking = self.world.machine("onlooker").run(self._look_always(), name="onlooker")
 
     # Looking
@@ -100,15 +100,15 @@ class ClientStage(Stage):
     # The end
 
     async def bury(self) -> None:
-        """Let one broker be gone for good."""
+        """Remove one broker for good."""
         if self.mix.is_bereft:
             node = self.brokers.pop()
             await node.crash(Loss.ANY)
             self.history.add(Buried(self.world.now(), node.name))
 
     async def settle(self) -> None:
-        """See that everything comes to its end."""
-        self._shown.clear()  # What a broker showed before it may have forgotten by a crash.
+        """Wait until everything has come to its end."""
+        self._shown.clear()  # A broker may have lost offsets in a crash that it showed before.
         try:
             async with asyncio.timeout(SETTLE_S):
                 for sender in self.senders:
@@ -120,25 +120,27 @@ class ClientStage(Stage):
         self.history.add(Ended(self.world.now()))
 
     def _is_quiet(self) -> bool:
-        handled = (each.at for each in reversed(self.history.events) if isinstance(each, Handled))
+        handled = (
+            event.at for event in reversed(self.history.events) if isinstance(event, Handled)
+        )
         return self.world.now() - next(handled, 0.0) > QUIET_S
 
     def _is_all_handled(self) -> bool:
         here = {node.name for node in self.brokers}
-        sent = [each for each in self.history.events if isinstance(each, Sent)]
+        sent = [event for event in self.history.events if isinstance(event, Sent)]
         return all(
-            member.done_with & {each.key, (each.queue, each.offset)}
+            member.done_with & {event.key, (event.queue, event.offset)}
             for member in self.members
-            for each in sent
-            if each.queue.broker in here and member.dials.tags in {"*", each.tags}
+            for event in sent
+            if event.queue.broker in here and member.dials.tags in {"*", event.tags}
         )
 
     def _is_committed(self) -> bool:
         here = {node.name for node in self.brokers}
         ends: dict[Queue, int] = {}
-        for each in self.history.events:
-            if isinstance(each, Sent) and each.queue.broker in here:
-                ends[each.queue] = max(ends.get(each.queue, 0), each.offset + 1)
+        for event in self.history.events:
+            if isinstance(event, Sent) and event.queue.broker in here:
+                ends[event.queue] = max(ends.get(event.queue, 0), event.offset + 1)
         return all(
             self._shown.get((f"group-{number}", queue), 0) >= end
             for number, _ in enumerate(self.mix.consuming)

@@ -81,7 +81,7 @@ class CopyNemesis(Nemesis):
 
     def _slow_down(self, node: MemberNode) -> None:
         super()._slow_down(node)
-        # A leader that comes back itself has the offsets that its slow disk took in time.
+        # A leader that returns has the offsets that its slow disk saved in time.
         self._stage.disturb(_SLOW_BEFORE, begins=True)
 
     async def _come_back(self, node: MemberNode, draw: SeededEntropy) -> None:

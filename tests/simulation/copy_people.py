@@ -56,7 +56,7 @@ class LeaderProbe(Client):
         try:
             await session.request(member.address, RequestCode.SHOW_COPIES, timeout_s=PATIENCE_S)
         except (TransportError, BrokerRefused):
-            return  # Only followers refuse it.
+            return  # Only followers refuse the request.
         self.history.add(LeaderAnswered(self.now(), member.name, asked))
 
 
@@ -88,7 +88,7 @@ class Pulse(Producer):
         self._set = members
 
     def end(self) -> None:
-        """Send no more; whether the last were taken is nobody's concern."""
+        """Stop sending; the outcome of the last sends does not matter."""
         self.is_enough = True
         self.history.add(ClientDown(self.now(), self.name))
 

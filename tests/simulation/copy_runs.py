@@ -125,7 +125,7 @@ def judge(history: History, checkers: Sequence[ModuleType]) -> None:
         AssertionError: One of them complains.
     """
     has_loss = history.count(LossAllowed) > 0
-    check(history, [one for one in checkers if one in LOSS_CHECKERS or not has_loss])
+    check(history, [checker for checker in checkers if checker in LOSS_CHECKERS or not has_loss])
 
 
 async def _live_through(world: World, mix: CopyMix, checkers: Sequence[ModuleType]) -> CopyOutcome:

@@ -112,7 +112,7 @@ class CopyStage(Stage):
     # While it runs
 
     def _has_led(self, node: SetNode) -> None:
-        # Asked from inside the member's own program; what looks at it must outlive that.
+        # Called inside the member's own program; the examination must outlive it.
         self.world.loop.call_soon(self._look_aside, node, context=Context())
 
     def _look_aside(self, node: SetNode) -> None:
@@ -126,7 +126,7 @@ class CopyStage(Stage):
                 name = f"group-{group}"
                 async for queue, offset in self.auditor.places(name, node, self.queues()):
                     self.history.add(OffsetShown(self.world.now(), name, queue, offset))
-        with suppress(ServiceUnavailable):  # It may follow by now.
+        with suppress(ServiceUnavailable):  # It may be a follower by now.
             return self._draw.chance(self.mix.audit_chance) and await self._audit(node)
         return False
 
@@ -174,7 +174,7 @@ class CopyStage(Stage):
         return places != [None] * count
 
     def allow_loss(self, node: MemberNode) -> None:
-        """Have a person let a member lead that may lack something; nothing if one leads."""
+        """Let an operator allow a member to lead that may lack messages; nothing if one leads."""
         store = self.coordination
         loss = AllowedLoss(node.name_in_set(), "Li Na", "no other is left", 0, ())
         if store.allow_loss(store.view(), loss) is not None:
@@ -187,7 +187,7 @@ class CopyStage(Stage):
     # The end
 
     def calm(self) -> None:
-        """Let nothing go wrong any more, and let everything that is down come back."""
+        """Stop all faults and bring back everything that is down."""
         self.world.network.heal()
         self.coordination.delay = 0.002
         if not self.coordination.is_up:
@@ -211,7 +211,7 @@ class CopyStage(Stage):
         self.history.add(Calm(self.world.now()))
 
     async def close(self) -> None:
-        """Compare the copies, and have each member lead and be looked at."""
+        """Compare the copies, and let each member lead and be audited."""
         self.set.on_serving = _unwatched
         while self._helpers:
             await asyncio.wait(self._helpers)
@@ -234,7 +234,7 @@ class CopyStage(Stage):
         await self._audit(self.set)
 
     async def _join_all(self) -> None:
-        """Wait until every member is in sync and has all of the log, but not for ever."""
+        """Wait, for a limited time, until every member is in sync and has all of the log."""
         deadline = self.world.now() + JOIN_S
         while not self._is_whole() and self.world.now() < deadline:
             await asyncio.sleep(LOOK_S)

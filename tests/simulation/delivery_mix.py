@@ -73,11 +73,13 @@ class DeliveryMix(ClientMix):
             chaos_s=one(8.0, 15.0),
             pause_s=one(1.0, 2.0),
             faults=tuple(
-                each for each in DELIVERY_FAULTS if draw.chance(0.4 if each in CRASHES else 0.2)
+                choice
+                for choice in DELIVERY_FAULTS
+                if draw.chance(0.4 if choice in CRASHES else 0.2)
             ),
             consuming=tuple(
-                replace(each, is_pulled=False, fail_chance=0.0, work_s=min(each.work_s, 0.1))
-                for each in mix.consuming
+                replace(choice, is_pulled=False, fail_chance=0.0, work_s=min(choice.work_s, 0.1))
+                for choice in mix.consuming
             ),
             levels=one(*TABLES),
             attempts_max=1 + draw.below(3),

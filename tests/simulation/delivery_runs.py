@@ -48,18 +48,18 @@ class Outcome(NamedTuple):
     def of(cls, history: History, seconds: float) -> Outcome:
         """The figures of a history."""
         events = history.events
-        handled = [each for each in events if isinstance(each, Handled)]
-        shelves = [each for each in events if isinstance(each, Shelf)]
+        handled = [event for event in events if isinstance(event, Handled)]
+        shelves = [event for event in events if isinstance(event, Shelf)]
 
         def lie_in(mark: str) -> int:
-            return sum(len(each.kept) for each in shelves if each.queue.topic.startswith(mark))
+            return sum(len(event.kept) for event in shelves if event.queue.topic.startswith(mark))
 
         return cls(
             seconds,
             history.count(Waits),
-            sum(isinstance(each, Recalled) and each.answer == DONE for each in events),
+            sum(isinstance(event, Recalled) and event.answer == DONE for event in events),
             len(handled),
-            sum(not each.is_done for each in handled),
+            sum(not event.is_done for event in handled),
             lie_in(RETRY),
             lie_in(DLQ),
             history.count(Down),

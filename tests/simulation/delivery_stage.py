@@ -43,7 +43,7 @@ class DeliveryStage(ClientStage):
     member = TryingMember
 
     async def open(self) -> None:
-        """Start it, and say by which rules it goes."""
+        """Start the cluster and record its delivery rules."""
         settings = self.brokers[0].settings
         rules = (settings.delay.levels_ms(), self.mix.attempts_max, self.mix.timeout_s)
         self.history.add(Rules(self.world.now(), *rules))
@@ -60,15 +60,15 @@ class DeliveryStage(ClientStage):
         self.history.add(ClockSet(self.world.now(), node.name, before, clock.wall_ms(), rate))
 
     def calm(self) -> None:
-        """Let nothing go wrong any more, nor any clock be behind what it showed once."""
+        """Stop all faults, and set clocks forward that are behind what they showed before."""
         super().calm()
         for member in self.members:
             member.is_settled = True
         for node in self.brokers:
             shown = [
-                each.before_ms
-                for each in self.history.events
-                if isinstance(each, ClockSet) and each.broker == node.name
+                event.before_ms
+                for event in self.history.events
+                if isinstance(event, ClockSet) and event.broker == node.name
             ]
             right = EPOCH_MS + int(1000 * self.world.now())
             behind = max(right, *shown) - node.machine.clock.wall_ms()
@@ -89,14 +89,14 @@ class DeliveryStage(ClientStage):
 
     def _is_all_handled(self) -> bool:
         events = self.history.events
-        recalled = {each.key for each in events if isinstance(each, Recalling)}
-        tags = {each.key: each.tags for each in events if isinstance(each, Writing)}
-        wanted = {each.key for each in events if isinstance(each, Sent | Waits)} - recalled
+        recalled = {event.key for event in events if isinstance(event, Recalling)}
+        tags = {event.key: event.tags for event in events if isinstance(event, Writing)}
+        wanted = {event.key for event in events if isinstance(event, Sent | Waits)} - recalled
         ended = {
-            (each.group, each.key)
-            for each in events
-            if (isinstance(each, Handled) and each.is_done)
-            or (isinstance(each, Returned) and self._is_last(each))
+            (event.group, event.key)
+            for event in events
+            if (isinstance(event, Handled) and event.is_done)
+            or (isinstance(event, Returned) and self._is_last(event))
         }
         return all(
             (f"group-{number}", key) in ended
@@ -106,7 +106,7 @@ class DeliveryStage(ClientStage):
         )
 
     def _is_last(self, event: Returned) -> bool:
-        """Whether it can only be a dead letter now."""
+        """Whether the message can only be a dead letter now."""
         is_over = event.level < 0 or event.attempts >= self.mix.attempts_max
         return is_over and event.answer == DONE
 
@@ -135,7 +135,7 @@ class DeliveryStage(ClientStage):
                 continue
             if not pulled.messages:
                 return tuple(kept)
-            kept += [_kept(each) for each in pulled.messages]
+            kept += [_kept(message) for message in pulled.messages]
 
 
 def _kept(message: ReceivedMessage) -> Kept:

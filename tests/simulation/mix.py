@@ -287,7 +287,7 @@ class Mix:
         return replace(self, **dials)
 
     def __str__(self) -> str:
-        dials = (f"{each.name}={getattr(self, each.name)}" for each in fields(self))
+        dials = (f"{dial.name}={getattr(self, dial.name)}" for dial in fields(self))
         return "\n  ".join(("this seed is about:", *dials))
 
 
@@ -296,4 +296,4 @@ def _one(draw: SeededEntropy, choices: Sequence[T]) -> T:
 
 
 def _some(draw: SeededEntropy, choices: Sequence[T], chance: float) -> tuple[T, ...]:
-    return tuple(each for each in choices if draw.chance(chance))
+    return tuple(choice for choice in choices if draw.chance(chance))

@@ -36,7 +36,7 @@ LOOK_S = 0.03
 
 
 class Nemesis:
-    """Does what the mix has faults for, until it is told to stop."""
+    """Causes the faults of the mix until it is told to stop."""
 
     ends, ends_are = ENDS, "ends"
     look_s = LOOK_S
@@ -48,13 +48,13 @@ class Nemesis:
         self._clients: Sequence[Client] = stage.clients
 
     async def torment(self) -> None:
-        """Let things go wrong for as long as the mix says."""
+        """Cause faults for as long as the mix says."""
         faults = self._stage.mix.faults
         until = self._world.now() + self._stage.mix.chaos_s
         async with asyncio.TaskGroup() as troubles:
             for kind, chosen in (
-                (self.ends_are, [each for each in faults if each in self.ends]),
-                ("hardships", [each for each in faults if each not in self.ends]),
+                (self.ends_are, [fault for fault in faults if fault in self.ends]),
+                ("hardships", [fault for fault in faults if fault not in self.ends]),
             ):
                 if chosen:
                     draw = self._world.entropy.fork(kind)
@@ -99,7 +99,7 @@ class Nemesis:
         await deed(draw)
 
     def _lose(self, node: BrokerNode, how: str) -> None:
-        """A broker is about to go down."""
+        """Note that a broker is about to go down."""
 
     def _node(self, draw: SeededEntropy) -> BrokerNode:
         return self._stage.brokers[draw.below(len(self._stage.brokers))]
@@ -205,7 +205,7 @@ class Nemesis:
         client.start()
 
     async def _slow_reader(self, draw: SeededEntropy) -> None:
-        """Somebody asks for much and reads nothing of it, and then goes away or reads on."""
+        """A peer asks for much and does not read it, then leaves or reads on."""
         node = self._node(draw)
         machine = self._world.machine("slow reader")
         reader = SlowReader(self._stage.queues_of(node), 1 + draw.below(200))

@@ -34,7 +34,7 @@ class Tripwire:
         self.run_soon = disk.run_soon
 
     def before(self, countdown: int, does: Callable[[], None], kind: str = "") -> None:
-        """Do something before the so-many-th operation from now, of one kind where one is given."""
+        """Do something before the n-th operation from now, optionally of one kind."""
         left = countdown
 
         def watch(event: DiskEvent) -> None:
@@ -47,7 +47,7 @@ class Tripwire:
         self._disk.on_write = watch
 
     def after_sync(self, countdown: int, does: Callable[[], None]) -> None:
-        """Do something when the so-many-th sync from now is done and nobody has heard of it."""
+        """Do something after the n-th sync from now, before anybody was told of it."""
         left = countdown
 
         def watch() -> None:
@@ -128,7 +128,7 @@ class Node:
             except (CorruptRecord, DamagedFile):
                 raise
             except (OSError, StoreError) as problem:
-                # It could not start, or not end in order, for want of space perhaps.
+                # It could not start or stop in order, perhaps because the disk is full.
                 self.world.trace.record("ended by an error", self.name, repr(problem))
                 self._went_down(f"ended by {problem!r}")
             if not self.is_wanted:
@@ -210,7 +210,7 @@ class BrokerNode(Node):
             await asyncio.wait((leaving, failing), return_when=asyncio.FIRST_COMPLETED)
             leaving.cancel()
             failing.cancel()
-            # It takes no more from here on, and what it does until the end is still of its life.
+            # It accepts nothing from here on; what it still does belongs to its life.
         how = "stopped" if broker.failure is None else f"failed: {broker.failure}"
         self._went_down(how, kept=broker.failure is None and not broker.offsets.unsaved)
 

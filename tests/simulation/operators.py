@@ -1,4 +1,4 @@
-"""Operators: they look at what is open, decide some of it by hand, and have some checked again."""
+"""Operators list open transactions, decide some by hand, and have some checked again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PAGE: Final = 7
 
 
 class Operator(Client):
-    """Looks at what is open now and then, decides some of it and has some checked again."""
+    """Lists open transactions now and then, decides some and has some checked again."""
 
     def __init__(
         self,
@@ -48,11 +48,11 @@ class Operator(Client):
                 await self.tend(session)
 
     async def tend(self, session: Session) -> None:
-        """Look once, and perhaps do something about one transaction."""
+        """List once, and perhaps act on one transaction."""
         draw = self._draw
         address = self._brokers[draw.below(len(self._brokers))]
         connection = await session.connection(address)
-        # Mostly what is parked: that is what waits for an operator.
+        # Mostly parked ones: those wait for an operator.
         state = "parked" if draw.chance(0.8) else ""
         found = await open_transactions(connection, state)
         if not found:

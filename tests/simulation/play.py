@@ -58,7 +58,7 @@ class Play:
 
     async def __aexit__(self, kind, problem, trace) -> None:
         if kind is None:
-            # What a scenario gave up is nobody's fault.
+            # Sends that a scenario gave up are no failure.
             self.history.add(ClientDown(self.world.now(), self.sender.name))
             self.stage.calm()
             await self.stage.settle()
@@ -93,7 +93,7 @@ class Play:
         assert self.broker.is_serving
 
     async def stored(self, send: Send) -> int:
-        """How many messages of a send are in its queue, whatever attempt put them there."""
+        """The number of messages of a send in its queue, from any attempt."""
         await self.stage.auditor.audit(self.broker, self.stage.queues_of(self.broker))
         copies = self.history.events[-1].queues[send.queue]
         return sum(copy.mark.startswith(f"{send.name}#") for copy in copies)
@@ -104,7 +104,7 @@ class Play:
         return [copy.mark for copy in self.history.events[-1].queues[self.queue]]
 
     def seen(self, kind: type[Event]) -> list[Event]:
-        """What happened of one kind."""
+        """The events of one kind."""
         return [event for event in self.history.events if isinstance(event, kind)]
 
 

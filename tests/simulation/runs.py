@@ -92,23 +92,23 @@ class Outcome(NamedTuple):
         events = history.events
         return cls(
             seconds,
-            sum(len(each.offset_ids) for each in events if isinstance(each, Acknowledged)),
-            sum(len(each.copies) for each in events if isinstance(each, Pulled)),
+            sum(len(event.offset_ids) for event in events if isinstance(event, Acknowledged)),
+            sum(len(event.copies) for event in events if isinstance(event, Pulled)),
             history.count(Down),
             history.count(Audited),
             history.count(Recovered),
-            len({each.xid for each in events if isinstance(each, HalfTaken)}),
-            sum(each.committed for each in events if isinstance(each, Decided)),
-            sum(each.by == "check" for each in events if isinstance(each, Decided)),
+            len({event.xid for event in events if isinstance(event, HalfTaken)}),
+            sum(event.committed for event in events if isinstance(event, Decided)),
+            sum(event.by == "check" for event in events if isinstance(event, Decided)),
             history.count(Asked),
-            sum(len(each.parked) for each in _last_looks(events)),
-            sum(each.code in (200, 201) for each in events if isinstance(each, EndAnswered)),
+            sum(len(event.parked) for event in _last_looks(events)),
+            sum(event.code in (200, 201) for event in events if isinstance(event, EndAnswered)),
             history.count(WrongEnd),
         )
 
 
 def _last_looks(events: Sequence[Event]) -> Iterable[OpenAudited]:
-    return {each.broker: each for each in events if isinstance(each, OpenAudited)}.values()
+    return {event.broker: event for event in events if isinstance(event, OpenAudited)}.values()
 
 
 def check(history: History, checkers: Sequence[ModuleType] = CHECKERS) -> None:

@@ -172,7 +172,7 @@ class Stage:
     # While it runs
 
     async def served(self, node: BrokerNode, within_s: float) -> None:
-        """Wait until a broker serves, but not for ever."""
+        """Wait, for a limited time, until a broker serves."""
         deadline = self.world.now() + within_s
         while not node.is_serving and self.world.now() < deadline:
             await asyncio.sleep(LOOK_S)
@@ -189,7 +189,7 @@ class Stage:
 
     def _has_served(self, node: BrokerNode) -> None:
         if node.lives > 1 and self._draw.chance(self.mix.audit_chance):
-            # Asked from inside the broker's own program; what looks at it must outlive that.
+            # Called inside the broker's own program; the examination must outlive it.
             self.world.loop.call_soon(self._audit_aside, node, context=Context())
 
     def _audit_aside(self, node: BrokerNode) -> None:
@@ -205,7 +205,7 @@ class Stage:
     # The end
 
     def calm(self) -> None:
-        """Let nothing go wrong any more, and let everything that is down come back."""
+        """Stop all faults and bring back everything that is down."""
         self.world.network.heal()
         for node in (*self.brokers, *self.names):
             node.machine.resume()
@@ -237,7 +237,7 @@ class Stage:
                 await self._settle_transactions()
                 await self._probe()
                 await self._note_ends()
-                while not all(self._has_read_all(each) for each in self.consumers):
+                while not all(self._has_read_all(consumer) for consumer in self.consumers):
                     await asyncio.sleep(0.1)
         except TimeoutError:
             pass  # The checker of liveness says what is missing.
@@ -246,14 +246,14 @@ class Stage:
             await client.stop()
 
     async def _settle_transactions(self) -> None:
-        """See that no transaction is open that is not parked."""
+        """Wait until every open transaction is parked."""
         if self.mix.transactions is None:
             return
         patience_s = self.mix.transactions.patience_s(self.mix.conditions.give_up_s)
         self.history.add(Patience(self.world.now(), patience_s))
         for operator in self.operators:
             await operator.stop()
-        while not all(each.is_idle for each in self.transactors):
+        while not all(transactor.is_idle for transactor in self.transactors):
             await asyncio.sleep(0.1)
         for node in self.brokers:
             while await self.auditor.undecided(node):
@@ -261,7 +261,7 @@ class Stage:
             await self.auditor.audit_transactions(node)
 
     async def _probe(self) -> None:
-        """One more message into every queue."""
+        """Send one more message to every queue."""
         queues = self.queues()
         for node in self.brokers:
             ends = await self.auditor.ends(node, self.sudden_queues())
@@ -304,7 +304,7 @@ class Stage:
             await node.stop()
 
     async def _look_up(self) -> None:
-        known = [each for each in self.history.events if isinstance(each, Acknowledged)]
+        known = [event for event in self.history.events if isinstance(event, Acknowledged)]
         chosen = [known[self._draw.below(len(known))] for _ in range(min(LOOKED_UP, len(known)))]
         chosen += self._committed_to_look_up()
         await self.auditor.look_up(chosen, by_id=self.has_places)
@@ -313,7 +313,7 @@ class Stage:
         """Some messages of transactions, as if each had been sent where it was found last."""
         if self.mix.transactions is None:
             return []
-        xids = {each.xid for each in self.history.events if isinstance(each, HalfSending)}
+        xids = {sending.xid for sending in self.history.events if isinstance(sending, HalfSending)}
         found: dict[str, Acknowledged] = {}
         for event in self.history.events:
             if isinstance(event, Audited):

@@ -56,7 +56,7 @@ SMALL = MIX.but(segment=kib(32))
 """Where every commit writes its message a second time."""
 
 
-def test_the_whole_broker_passes():
+def test_the_unbroken_broker_passes():
     for mix in (MIX, SMALL):
         run_all(run_seed, mix)
 
@@ -159,7 +159,10 @@ def a_rollback_is_taken_for_a_commit(patch):
     committed = {DecisionKind.ROLLED_BACK: DecisionKind.COMMITTED}
 
     def deaf(self, decisions, now_ms):
-        deaf_to = [(*each[:3], committed.get(each[3], each[3]), *each[4:]) for each in decisions]
+        deaf_to = [
+            (*decision[:3], committed.get(decision[3], decision[3]), *decision[4:])
+            for decision in decisions
+        ]
         stage(self, deaf_to, now_ms)
 
     patch(Transactions, "_stage", deaf)
@@ -210,7 +213,7 @@ def the_parked_are_not_listed(patch):
     ],
     ids=names,
 )
-def test_a_broken_broker_is_found(breaks, checkers, monkeypatch):
+def test_each_break_in_the_broker_is_found(breaks, checkers, monkeypatch):
     mix = breaks(monkeypatch.setattr) or MIX
 
     see_it_found(run_seed, mix, checkers)

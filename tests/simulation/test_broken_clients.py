@@ -45,7 +45,7 @@ MIX = ClientMix(
 QUIET = MIX.but(faults=("cut connections",), consuming=(SETTLED,))
 
 
-def test_the_whole_client_passes():
+def test_the_unbroken_client_passes():
     for mix in (MIX, QUIET):
         run_all(run_client_seed, mix)
 
@@ -148,7 +148,7 @@ def a_stop_waits_for_ever(patch):
     ],
     ids=names,
 )
-def test_a_broken_client_is_found(breaks, checkers, monkeypatch):
+def test_each_break_in_the_client_is_found(breaks, checkers, monkeypatch):
     mix = breaks(monkeypatch.setattr) or MIX
 
     see_it_found(run_client_seed, mix, checkers)

@@ -78,13 +78,13 @@ ALONE = MIX.but(members=1, faults=("power cut",), pause_s=4.0, chaos_s=12.0)
 """A leader comes back itself, with what its disk has."""
 
 
-def test_the_whole_replication_passes():
+def test_the_unbroken_replication_passes():
     for mix in (MIX, MIX.but(reads=True), TRANSACTIONS, BESIDE, ALONE):
         run_all(run_copy_seed, mix)
 
 
-def test_without_a_certain_lease_the_epoch_still_keeps_what_was_acknowledged(monkeypatch):
-    """As when a monotonic clock is much too slow: readers may see an old state, and no more."""
+def test_without_lease_checks_the_epoch_still_protects_acknowledged_messages(monkeypatch):
+    """As with a much too slow monotonic clock: readers may see an old state, and no more."""
     the_lease_is_not_looked_at(monkeypatch.setattr)
     needs_leases = (one_leader, leader_bound, fresh_offsets, linearizable)
     checkers = [checker for checker in COPY_CHECKERS if checker not in needs_leases]
@@ -118,7 +118,7 @@ def the_set_shrinks_before_the_store_says_so(patch):
 
 
 def no_member_proves_its_log(patch):
-    """With proofs, the faults below would only leave a set without a leader."""
+    """With proofs, the faults below would only leave the set without a leader."""
 
     async def doubt(self, proof):
         return ""
@@ -346,7 +346,7 @@ def topics_are_not_copied(patch):
 
 
 def a_deposed_leader_shows_what_it_knew_of_transactions(patch):
-    """It leaves seconds late, and refuses everything else until then."""
+    """The answer leaves seconds late; until then everything else is refused."""
     lets_in, keep = LeaderGate.lets_in, HeldLeadership.keep
 
     def is_certain(self):
@@ -399,7 +399,7 @@ def the_epoch_is_not_looked_at_either(patch):
 
     patch(HeldLeadership, "_change", change)
     patch(SimulatedCoordination, "change", change_of_any_epoch)
-    # It shows only if an old leader changes the set of a newer one, which is rare.
+    # It shows only if an old leader changes the set of a newer leader, which is rare.
     return BESIDE.but(chaos_s=60.0, sends=300, faults=("pause ahead", "store apart"))
 
 
@@ -437,7 +437,7 @@ def the_epoch_is_not_looked_at_either(patch):
     ],
     ids=names,
 )
-def test_a_broken_replication_is_found(breaks, checkers, monkeypatch):
+def test_each_break_in_the_replication_is_found(breaks, checkers, monkeypatch):
     mix = breaks(monkeypatch.setattr) or MIX
 
     see_it_found(run_copy_seed, mix, checkers)

@@ -61,7 +61,7 @@ def _no_long_wait(monkeypatch):
     monkeypatch.setattr(copy_stage, "JOIN_S", 10.0)
 
 
-def test_a_set_withstands_each_kind_of_damage():
+def test_the_unbroken_set_withstands_each_kind_of_damage():
     kinds = ("lost tail", "older state", "bits flipped", "leaders together")
     for mix in (AT_ONCE, FULL_STOPS, REMOVAL, LAST, MIX.but(faults=kinds)):
         run_all(run_copy_seed, mix)
@@ -166,7 +166,7 @@ def a_removed_member_goes_on_following(patch):
     ],
     ids=names,
 )
-def test_a_set_that_does_not_withstand_damage_is_found(breaks, checkers, monkeypatch):
+def test_each_break_in_damage_handling_is_found(breaks, checkers, monkeypatch):
     mix = breaks(monkeypatch.setattr)
 
     see_it_found(run_copy_seed, mix, checkers)

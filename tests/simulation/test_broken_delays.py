@@ -1,4 +1,4 @@
-"""Brokers that are broken on purpose are found by who has messages come later, when they die.
+"""Brokers broken on purpose are found by delayed messages and crashes.
 
 Every one of these brokers is made from the real one by taking a single thought away.
 """
@@ -88,14 +88,14 @@ def run_all(label):
 
 
 @pytest.mark.parametrize("label", sorted({label for _, label in BROKEN}))
-def test_the_whole_broker_passes(label):
+def test_the_unbroken_broker_passes(label):
     run_all(label)
 
 
 @pytest.mark.parametrize(
-    ("breaks", "label"), BROKEN, ids=lambda each: getattr(each, "__name__", "")
+    ("breaks", "label"), BROKEN, ids=lambda value: getattr(value, "__name__", "")
 )
-def test_a_broken_broker_is_found(breaks, label, monkeypatch):
+def test_each_break_in_the_broker_is_found(breaks, label, monkeypatch):
     breaks(monkeypatch.setattr)
 
     with pytest.raises(AssertionError, match="Later|a recall was forgotten"):

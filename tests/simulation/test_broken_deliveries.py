@@ -79,13 +79,13 @@ SLOW_DISK = MIX.but(sync_s=(0.1, 0.5))
 """A power cut takes what the disk was about to keep."""
 
 
-def test_the_whole_of_it_passes():
+def test_the_unbroken_delivery_passes():
     run_all(run_delivery_seed, MIX)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mix", [TIGHT, DOUBTFUL, SLOW_DISK])
-def test_it_passes_in_rare_straits_too(mix):
+def test_the_unbroken_delivery_passes_with_rare_mixes(mix):
     run_all(run_delivery_seed, mix)
 
 
@@ -137,8 +137,8 @@ def checkpoints_pass_over_what_waits(patch):
 
     def hasty(self, *given):
         return [
-            each._replace(first=self.line(each.number).queue.next_offset)
-            for each in states_before(self, *given)
+            state._replace(first=self.line(state.number).queue.next_offset)
+            for state in states_before(self, *given)
         ]
 
     patch(DelayStore, "states_before", hasty)
@@ -308,7 +308,7 @@ def an_attempt_is_counted_twice(patch):
 
     async def generous(self, *given):
         left = await failed(self, *given)
-        return [replace(each, attempts=each.attempts + 1) for each in left]
+        return [replace(delivery, attempts=delivery.attempts + 1) for delivery in left]
 
     patch(OrderlyWorkers, "_failed", generous)
 
@@ -361,7 +361,7 @@ def what_is_fetched_together_is_turned_round(patch):
     ],
     ids=names,
 )
-def test_what_is_broken_is_found(breaks, checkers, monkeypatch):
+def test_each_break_in_the_delivery_is_found(breaks, checkers, monkeypatch):
     mix = breaks(monkeypatch.setattr) or MIX
 
     see_it_found(run_delivery_seed, mix, checkers)

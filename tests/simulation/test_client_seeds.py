@@ -25,22 +25,22 @@ def twin():
         yield running
 
 
-def test_every_kind_of_trouble_happens_to_some_of_the_fixed_seeds():
+def test_the_fixed_seeds_cover_every_kind_of_trouble():
     mixes = [ClientMix.with_clients(seed) for seed in range(16)]
     groups = [group for mix in mixes for group in mix.consuming]
 
     assert {fault for mix in mixes for fault in mix.faults} == {*CLIENT_FAULTS}
     assert {mix.is_bereft for mix in mixes} == {True, False}
     for dial in ("is_orderly", "stay_s", "fail_chance", "stop_s"):
-        assert {bool(getattr(each, dial)) for each in groups} == {True, False}
+        assert {bool(getattr(dials, dial)) for dials in groups} == {True, False}
 
 
 @pytest.mark.parametrize("seed", SEEDS.params())
-def test_every_promise_of_the_client_is_kept(seed, twin):
+def test_every_promise_of_the_client_is_kept_under_faults(seed, twin):
     SEEDS.judge(seed, twin)
 
 
-def test_the_quick_seeds_alone_see_every_kind_of_ending():
+def test_the_quick_seeds_cover_every_kind_of_ending():
     seen = SEEDS.endings()
 
     assert all(seen.values()), seen

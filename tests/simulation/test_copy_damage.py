@@ -46,7 +46,7 @@ MIX = CopyMix(
 
 
 def live(act, *, seeds=2, **dials):
-    """Have a set live through a scenario with some seeds, the first twice, and judge it."""
+    """Run a scenario on a set with some seeds, the first twice, and judge it."""
     mix = MIX.but(**dials)
 
     async def scenario(world: World):
@@ -67,7 +67,7 @@ def live(act, *, seeds=2, **dials):
 
 
 async def until(condition, within_s=30.0):
-    """Wait until something has come about."""
+    """Wait until a condition holds."""
     async with asyncio.timeout(within_s):
         while not condition():
             await asyncio.sleep(0.05)
@@ -116,9 +116,7 @@ FIRST = pytest.mark.parametrize("alone_s", [0.0, 15.0], ids=["with the others", 
 @FIRST
 @pytest.mark.parametrize("with_mark", [False, True], ids=["its mark left", "its mark lost"])
 @run_by(live)
-async def test_a_member_that_lost_the_end_of_its_log_does_not_lead_with_the_rest(
-    stage, /, alone_s, with_mark
-):
+async def test_a_follower_that_lost_its_log_tail_does_not_lead(stage, /, alone_s, with_mark):
     harmed = follower_of(stage)
     await end_all(stage, harmed=harmed, as_harmed="lost tail")
     assert harmed.lose_tail(stage.world.entropy.fork("tail"), with_mark=with_mark)
@@ -129,9 +127,7 @@ async def test_a_member_that_lost_the_end_of_its_log_does_not_lead_with_the_rest
 
 @pytest.mark.fault("C3")
 @run_by(live)
-async def test_a_leader_that_lost_the_end_of_its_log_does_not_lead_again_before_the_others(
-    stage, /
-):
+async def test_a_leader_that_lost_its_log_tail_does_not_lead_before_the_others(stage, /):
     leader = stage.set.leader
     stage.lose(leader, "lost tail")
     await leader.kill()
@@ -144,7 +140,7 @@ async def test_a_leader_that_lost_the_end_of_its_log_does_not_lead_again_before_
 @pytest.mark.fault("C4")
 @FIRST
 @run_by(live)
-async def test_a_member_with_an_older_directory_does_not_lead_with_it(stage, /, alone_s):
+async def test_a_follower_put_back_to_an_older_directory_does_not_lead(stage, /, alone_s):
     harmed = follower_of(stage)
     before = harmed.snapshot()
     await asyncio.sleep(5)
@@ -158,8 +154,8 @@ async def test_a_member_with_an_older_directory_does_not_lead_with_it(stage, /, 
 @pytest.mark.fault("C4")
 @pytest.mark.parametrize("role", ["a follower", "the leader"])
 @run_by(live, lease=2, seeds=4)
-async def test_what_was_acknowledged_in_the_last_second_the_other_members_know(stage, /, role):
-    """The store has not heard of it. What a member had in an election before counts no more."""
+async def test_messages_of_the_last_second_survive_a_member_put_back_by_a_second(stage, /, role):
+    """The store has not heard of them. A member's log end in an earlier election does not count."""
     for _ in range(2):
         leader, follower = stage.set.leader, follower_of(stage)
         harmed = leader if role == "the leader" else follower
@@ -167,7 +163,7 @@ async def test_what_was_acknowledged_in_the_last_second_the_other_members_know(s
         await asyncio.sleep(0.9)
         await end_all(stage, harmed=harmed, as_harmed="older state")
         harmed.put_back(before)
-        # One other member that comes back is enough.
+        # One other returning member is enough.
         for node in stage.members if harmed is leader else (leader, follower):
             node.start()
         stage.coordination.start()
@@ -179,7 +175,7 @@ async def test_what_was_acknowledged_in_the_last_second_the_other_members_know(s
 
 @pytest.mark.fault("C4")
 @run_by(live)
-async def test_a_leader_with_an_older_directory_does_not_lead_again_before_the_others(stage, /):
+async def test_a_leader_put_back_to_an_older_directory_does_not_lead_before_the_others(stage, /):
     leader = stage.set.leader
     before = leader.snapshot()
     await asyncio.sleep(5)
@@ -194,7 +190,7 @@ async def test_a_leader_with_an_older_directory_does_not_lead_again_before_the_o
 @pytest.mark.fault("C5")
 @pytest.mark.parametrize("how", ["kill", "power cut"])
 @run_by(live)
-async def test_all_members_and_the_store_at_once_lose_nothing(stage, /, how):
+async def test_losing_all_members_and_the_store_at_once_loses_no_message(stage, /, how):
     for _ in range(3):
         await end_all(stage, how)
         await asyncio.sleep(1)
@@ -205,9 +201,7 @@ async def test_all_members_and_the_store_at_once_lose_nothing(stage, /, how):
 
 @pytest.mark.fault("C3", "C5")
 @run_by(live, seeds=1)
-async def test_where_all_members_are_in_doubt_one_that_lacks_nothing_leads_once_all_are_back(
-    stage, /
-):
+async def test_if_all_members_are_in_doubt_a_complete_one_leads_once_all_are_back(stage, /):
     harmed = stage.set.leader
     await end_all(stage, "power cut", harmed=harmed, as_harmed="lost tail")
     for node in stage.members:
@@ -221,7 +215,7 @@ async def test_where_all_members_are_in_doubt_one_that_lacks_nothing_leads_once_
 
 @pytest.mark.fault("C9")
 @run_by(live)
-async def test_where_only_a_copy_with_less_is_left_a_person_decides(stage, /, caplog):
+async def test_if_only_an_incomplete_copy_is_left_an_operator_decides(stage, /, caplog):
     logging.disable(logging.NOTSET)
 
     caplog.clear()
@@ -253,7 +247,7 @@ async def test_where_only_a_copy_with_less_is_left_a_person_decides(stage, /, ca
 @pytest.mark.parametrize("role", ["a follower", "the leader"])
 @pytest.mark.parametrize("is_stopped", [False, True], ids=["that runs", "that is stopped"])
 @run_by(live)
-async def test_a_flipped_bit_is_noticed_and_mended_from_another_copy(stage, /, role, is_stopped):
+async def test_a_flipped_bit_is_noticed_and_repaired_from_another_copy(stage, /, role, is_stopped):
     draw = stage.world.entropy.fork("bits")
     await asyncio.sleep(5)
     node = stage.set.leader if role == "the leader" else follower_of(stage)
@@ -270,7 +264,7 @@ async def test_a_flipped_bit_is_noticed_and_mended_from_another_copy(stage, /, r
 
 @pytest.mark.fault("C1", "C2")
 @run_by(live, members=2)
-async def test_two_members_damaged_at_different_places_mend_each_other(stage, /):
+async def test_two_members_damaged_in_different_places_repair_each_other(stage, /):
     draw = stage.world.entropy.fork("bits")
     await asyncio.sleep(5)
     nodes = [stage.set.leader, follower_of(stage)]
@@ -284,12 +278,12 @@ async def test_two_members_damaged_at_different_places_mend_each_other(stage, /)
         stage.history.add(Mended(stage.world.now(), node.name))
 
 
-# More than one machine, or a disk that takes nothing
+# More than one machine, or a disk that accepts no writes
 
 
 @pytest.mark.fault("C6")
 @run_by(live)
-async def test_a_leader_that_dies_while_the_store_has_no_leader_either_is_replaced_soon(stage, /):
+async def test_a_leader_that_dies_while_the_store_is_down_is_replaced_soon_after(stage, /):
     leader = stage.set.leader
     stage.lose(leader, "kill")
     stage.coordination.stop()
@@ -303,7 +297,7 @@ async def test_a_leader_that_dies_while_the_store_has_no_leader_either_is_replac
 @pytest.mark.fault("C7")
 @pytest.mark.parametrize("why", ["every write fails", "no room"])
 @run_by(live)
-async def test_a_leader_that_can_write_nothing_hands_over_and_stays_away(stage, /, why):
+async def test_a_leader_that_cannot_write_hands_over_and_does_not_lead_again(stage, /, why):
     leader, epoch = stage.set.leader, stage.coordination.view().epoch
     stage.history.add(WritesFail(stage.world.now(), leader.name, has_heir=True))
     if why == "no room":
@@ -328,7 +322,7 @@ async def test_a_leader_that_can_write_nothing_hands_over_and_stays_away(stage, 
 
 @pytest.mark.fault("C8")
 @pytest.mark.parametrize("min_in_sync", [1, 2])
-def test_a_member_that_is_removed_under_load_takes_nothing_along(min_in_sync):
+def test_a_member_removed_under_load_loses_no_message(min_in_sync):
     async def main(stage):
         node, leader = follower_of(stage), stage.set.leader
         machine = stage.world.machine("operator of the set")

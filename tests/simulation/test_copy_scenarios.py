@@ -1,4 +1,4 @@
-"""Broker sets in situations that no seed has: what the members do, step by step."""
+"""Broker sets in situations that no seed covers, step by step."""
 
 import asyncio
 import logging
@@ -36,7 +36,7 @@ def in_set(main, mix=None):
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["running", "restarted"])
 @run_by(in_set)
-async def test_a_store_that_lost_its_data_gets_no_leader_until_a_person_names_one(
+async def test_after_the_store_lost_its_data_no_member_leads_until_an_operator_chooses(
     stage, /, restarted, caplog
 ):
     logging.disable(logging.NOTSET)
@@ -62,10 +62,8 @@ async def test_a_store_that_lost_its_data_gets_no_leader_until_a_person_names_on
 
 
 @run_by(in_set)
-async def test_a_member_chosen_after_a_loss_does_not_lead_in_an_epoch_that_it_has_not_seen(
-    stage, /
-):
-    """The others led in it, so their logs would be taken for copies of its own."""
+async def test_a_member_chosen_after_a_loss_leads_in_an_epoch_newer_than_all(stage, /):
+    """Others led in that epoch, so their logs would be taken for copies of its log."""
     leader, coordination = stage.set.leader, stage.coordination
     chosen = next(node for node in stage.members if node is not leader)
     coordination.partition(chosen.name)
@@ -107,10 +105,10 @@ async def test_a_leader_whose_disk_is_full_leads_again_after_a_restart(stage, /)
 
 @pytest.mark.parametrize("method", ["renew", "change"])
 @run_by(in_set)
-async def test_a_leader_that_cannot_speak_with_the_store_any_more_gives_way(
+async def test_a_leader_with_failing_store_requests_gives_way_to_another_member(
     stage, /, method, monkeypatch
 ):
-    """By a fault of its own, which no retry mends."""
+    """Because of a bug of its own that no retry can fix."""
     leader, ask = stage.set.leader, getattr(SimulatedCoordinator, method)
 
     async def broken(self, leadership, *given):

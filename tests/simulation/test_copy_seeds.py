@@ -24,7 +24,7 @@ def twin():
         yield running
 
 
-def test_every_kind_of_trouble_happens_to_some_of_the_fixed_seeds():
+def test_the_fixed_seeds_cover_every_kind_of_trouble():
     mixes = [CopyMix.with_copies(seed) for seed in range(40)]
 
     kinds = {*COPY_LOSSES, *COPY_DAMAGES, *COPY_HARDSHIPS}
@@ -35,11 +35,11 @@ def test_every_kind_of_trouble_happens_to_some_of_the_fixed_seeds():
 
 
 @pytest.mark.parametrize("seed", SEEDS.params())
-def test_every_promise_of_a_broker_set_is_kept(seed, twin):
+def test_every_promise_of_a_broker_set_is_kept_under_faults(seed, twin):
     SEEDS.judge(seed, twin)
 
 
-def test_the_quick_seeds_alone_see_every_kind_of_ending():
+def test_the_quick_seeds_cover_every_kind_of_ending():
     seen = SEEDS.endings()
 
     assert all(seen.values()), seen

@@ -1,4 +1,4 @@
-"""Crashes at the places where they hurt, each by name. Every checker looks at each of them, too."""
+"""Named crashes at critical points. Every checker judges each of them too."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ from txmq.testing import Loss
 
 
 def cut(broker, loss):
-    """What cuts a broker's power from inside."""
+    """A function that cuts a broker's power from inside."""
 
     def go_dark():
         broker.is_wanted = False
@@ -24,8 +24,8 @@ def cut(broker, loss):
 
 @pytest.mark.fault("P10")
 @pytest.mark.parametrize("loss", [Loss.NOTHING, Loss.EVERYTHING, Loss.TAIL, Loss.PAGES])
-def test_a_crash_between_write_and_sync(loss):
-    """It was written and the sender has no reply; it may be there or not, and can be sent again."""
+def test_a_send_cut_between_write_and_sync_is_in_doubt_and_can_be_repeated(loss):
+    """The message was written and not answered; it may be stored or not, and can be sent again."""
 
     async def act(play):
         await play.deliver()
@@ -46,8 +46,8 @@ def test_a_crash_between_write_and_sync(loss):
 
 @pytest.mark.fault("P11")
 @pytest.mark.parametrize("loss", [Loss.EVERYTHING, Loss.PAGES])
-def test_a_crash_between_sync_and_answer(loss):
-    """It is durable and the sender has no reply; sent again it is there twice, with one id."""
+def test_a_send_cut_between_sync_and_answer_is_stored(loss):
+    """The message is durable and not answered; sent again it is stored twice with one id."""
 
     async def act(play):
         send = play.compose()
@@ -66,7 +66,7 @@ def test_a_crash_between_sync_and_answer(loss):
 
 @pytest.mark.fault("S1", "S2")
 @pytest.mark.parametrize("loss", [Loss.TAIL, Loss.PAGES])
-def test_a_torn_span_is_there_whole_or_not_at_all(loss):
+def test_a_batch_torn_by_a_crash_is_stored_whole_or_not_at_all(loss):
     """A batch is one span; a crash that tears it takes all of it."""
 
     async def act(play):
@@ -84,7 +84,7 @@ def test_a_torn_span_is_there_whole_or_not_at_all(loss):
 
 
 @pytest.mark.parametrize("loss", [Loss.EVERYTHING, Loss.PAGES])
-def test_a_crash_while_spans_in_several_files_wait_for_the_disk(loss):
+def test_a_crash_while_spans_of_several_files_are_synced_loses_no_acknowledged_send(loss):
     """One sync covers the end of a file, whole files, and the beginning of another."""
 
     async def act(play):
@@ -104,8 +104,8 @@ def test_a_crash_while_spans_in_several_files_wait_for_the_disk(loss):
 
 @pytest.mark.parametrize("loss", [Loss.EVERYTHING, Loss.PAGES])
 @pytest.mark.parametrize("is_second_safe", [True, False])
-def test_a_crash_after_more_than_a_span_holds_came_during_one_sync(loss, is_second_safe):
-    """Then a second span is written while the disk is at work on the first, into another file."""
+def test_a_crash_with_a_second_span_behind_a_running_sync_loses_nothing(loss, is_second_safe):
+    """A second span is written into another file while the disk syncs the first."""
 
     async def act(play):
         play.broker.disk.slow_sync(0.5)
@@ -116,7 +116,7 @@ def test_a_crash_after_more_than_a_span_holds_came_during_one_sync(loss, is_seco
         assert isinstance(await first, Acknowledged)
         if is_second_safe:
             done, _ = await asyncio.wait(many, return_when=asyncio.FIRST_COMPLETED)
-            assert all(isinstance(each.result(), Acknowledged) for each in done)
+            assert all(isinstance(send.result(), Acknowledged) for send in done)
         await play.broker.crash(loss)
 
         await asyncio.gather(*many)
@@ -126,8 +126,8 @@ def test_a_crash_after_more_than_a_span_holds_came_during_one_sync(loss, is_seco
     play(act, seeds=1, segment=kib(4096), body_max=900_000, groups=0)
 
 
-def test_a_crash_while_indexes_are_saved():
-    """Chunks of several pages, of which a crash takes some: none is believed that is not whole."""
+def test_a_crash_while_indexes_are_saved_leaves_no_torn_chunk_in_use():
+    """A crash takes some pages of large chunks; an incomplete chunk is never used."""
 
     async def act(play):
         for _ in range(6):
@@ -140,7 +140,7 @@ def test_a_crash_while_indexes_are_saved():
     play(act, seeds=2, checkpoint=kib(12), segment=kib(256), body_max=20, groups=0)
 
 
-def test_a_crash_in_the_middle_of_recovery():
+def test_a_crash_during_recovery_is_recovered():
     """The power goes again at each of the first steps of a broker that comes back."""
 
     async def act(play):
@@ -164,8 +164,8 @@ def test_a_crash_in_the_middle_of_recovery():
 
 @pytest.mark.fault("S4", "S5")
 @pytest.mark.parametrize("loss", [Loss.EVERYTHING, Loss.TAIL, Loss.PAGES])
-def test_the_power_goes_at_every_step_of_a_busy_broker(loss):
-    """New files, index chunks, tables, spans: whatever the disk is about to do."""
+def test_a_power_cut_at_every_step_of_a_busy_broker_is_recovered(loss):
+    """At any disk operation: new files, index chunks, tables, spans."""
 
     async def act(play):
         for step in range(1, 31):
@@ -177,7 +177,7 @@ def test_the_power_goes_at_every_step_of_a_busy_broker(loss):
     play(act, seeds=1, segment=kib(2), checkpoint=kib(1), body_max=600, recovery_chance=1.0)
 
 
-def test_kill_9_takes_nothing_from_a_broker_that_does_not_wait_for_the_disk():
+def test_with_async_flush_a_kill_loses_no_acknowledged_message():
     async def act(play):
         for _ in range(10):
             for _ in range(5):
@@ -189,8 +189,8 @@ def test_kill_9_takes_nothing_from_a_broker_that_does_not_wait_for_the_disk():
 
 
 @pytest.mark.parametrize("loss", [Loss.EVERYTHING, Loss.TAIL, Loss.PAGES])
-def test_a_power_cut_takes_only_the_newest_of_a_broker_that_does_not_wait_for_the_disk(loss):
-    """What is left is what was stored first, and it is whole; the indexes know nothing more."""
+def test_with_async_flush_a_power_cut_loses_only_the_newest_messages(loss):
+    """A prefix of the stored messages is left intact; the indexes know nothing more."""
 
     async def act(play):
         for _ in range(8):
@@ -218,7 +218,7 @@ def test_a_power_cut_takes_only_the_newest_of_a_broker_that_does_not_wait_for_th
 
 
 @pytest.mark.fault("N10")
-def test_an_orderly_stop_answers_what_it_has_taken():
+def test_an_orderly_stop_answers_the_sends_under_way():
     """A send under way when the broker is told to stop is stored and acknowledged."""
 
     async def act(play):
@@ -235,8 +235,8 @@ def test_an_orderly_stop_answers_what_it_has_taken():
     play(act)
 
 
-def test_two_brokers_one_dies():
-    """Producers that name no queue go on with the other; what the first has, comes back with it."""
+def test_producers_continue_with_the_second_broker_while_the_first_is_down():
+    """Producers that name no queue use the other broker; the first returns with its messages."""
 
     async def act(play):
         first, second = play.stage.brokers

@@ -65,7 +65,7 @@ class Lives:
             self.server.restart()
         ready, self.over = asyncio.Event(), asyncio.Event()
         ports = {
-            each: getattr(self.server, each) for each in ("clock", "network", "disk", "entropy")
+            port: getattr(self.server, port) for port in ("clock", "network", "disk", "entropy")
         }
 
         async def serve(settings, over):
@@ -80,7 +80,7 @@ class Lives:
         self.watch()
 
     def watch(self):
-        """See that nobody leaves before it is due; nobody else would be told of it."""
+        """See that no message leaves before it is due."""
         schedule, clock = self.broker.schedule, self.server.clock
         send = schedule.send
 
@@ -98,7 +98,7 @@ class Lives:
             await self.serving
 
     async def end(self):
-        """Somehow."""
+        """Stop, kill or crash the broker at random."""
         how = self.chance.below(4 if self.settings.store.flush == "sync" else 2)
         if how == 0:
             self.over.set()
@@ -140,7 +140,7 @@ class Lives:
             later.handle = answer.read(SendAnswer).recall_handle
 
     async def recall(self, peer):
-        able = [each for each in self.all[-20:] if each.handle]
+        able = [message for message in self.all[-20:] if message.handle]
         if not able:
             return
         later = able[self.chance.below(len(able))]
@@ -161,7 +161,7 @@ class Lives:
             later.came_ms = record.stored_ms
         house = self.broker._housekeeping
         if self.offset == self.broker.store.queue(TOPIC, 0).max_offset:
-            # Whatever nobody needs any more goes.
+            # Delete files that are no longer needed.
             house.retention = DELETING
             house.retain_now()
             house.retention = KEEPING
@@ -200,7 +200,7 @@ class Lives:
             disk.capacity = None
 
     async def finish(self):
-        """Whoever is still to come comes now; nobody comes twice."""
+        """Messages still due come now, and none comes twice."""
         await self.start()
         async with connected(
             self.outside.network, self.outside.clock, self.settings.listen
@@ -208,7 +208,7 @@ class Lives:
             for _ in range(10):
                 await asyncio.sleep(10)
                 await self.pull(peer)
-            # Where the clock was set back, who waits waits for long.
+            # After the clock was set back, messages may wait long.
             self.server.clock.jump(1e7)
             for _ in range(4):
                 await asyncio.sleep(1)
@@ -226,7 +226,7 @@ class Lives:
 
 @pytest.mark.parametrize("flush", ["sync", "async"])
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_each_comes_once_and_never_early_whatever_happens(seed, flush):
+def test_each_delayed_message_comes_once_and_never_early_under_faults(seed, flush):
     world = World(seed, scenario="delays")
 
     async def scenario():
@@ -235,7 +235,7 @@ def test_each_comes_once_and_never_early_whatever_happens(seed, flush):
             await lives.start()
             await lives.one_life(STEPS // 4)
         await lives.finish()
-        ends = Counter((each.came_ms is not None, each.is_recalled) for each in lives.all)
+        ends = Counter((message.came_ms is not None, message.is_recalled) for message in lives.all)
         assert ends[True, False] > 10
 
     world.run(scenario(), timeout=7200.0)

@@ -24,7 +24,7 @@ def twin():
         yield running
 
 
-def test_every_kind_of_trouble_happens_to_some_of_the_fixed_seeds():
+def test_the_fixed_seeds_cover_every_kind_of_trouble():
     mixes = [DeliveryMix.with_deliveries(seed) for seed in range(24)]
     groups = [group for mix in mixes for group in mix.consuming]
 
@@ -36,11 +36,11 @@ def test_every_kind_of_trouble_happens_to_some_of_the_fixed_seeds():
 
 
 @pytest.mark.parametrize("seed", SEEDS.params())
-def test_every_promise_of_delivery_is_kept(seed, twin):
+def test_every_promise_of_delivery_is_kept_under_faults(seed, twin):
     SEEDS.judge(seed, twin)
 
 
-def test_the_quick_seeds_alone_see_every_kind_of_ending():
+def test_the_quick_seeds_cover_every_kind_of_ending():
     seen = SEEDS.endings()
 
     assert all(seen.values()), seen

@@ -1,4 +1,4 @@
-"""Disks that fail, fill up, slow down or lie, each by name. Every checker looks at each, too."""
+"""Named scenarios of disks that fail, fill up, slow down or lie. Every checker judges each too."""
 
 import asyncio
 import errno
@@ -15,17 +15,17 @@ from txmq.testing.pages import PAGE
 
 
 @pytest.mark.fault("S7")
-def test_a_full_disk_refuses_sends_and_takes_them_again_when_there_is_room():
-    """No restart is needed, and nothing of what was refused is there."""
+def test_a_full_disk_refuses_sends_until_there_is_room_again():
+    """No restart is needed, and no refused message is stored."""
 
     async def act(play):
         await play.deliver()
         disk = play.broker.disk
         disk.capacity = disk.space().used
         refusals = [await play.attempt(play.compose(20)) for _ in range(8)]
-        assert all(isinstance(each, Refused) for each in refusals)
-        assert all(each.effect is Effect.NONE for each in refusals)
-        assert all("ServiceUnavailable" in each.reason for each in refusals)
+        assert all(isinstance(refusal, Refused) for refusal in refusals)
+        assert all(refusal.effect is Effect.NONE for refusal in refusals)
+        assert all("ServiceUnavailable" in refusal.reason for refusal in refusals)
         got = await play.admin.pull(play.queue, 0)
         assert got.messages[0].offset == 0
 
@@ -48,7 +48,7 @@ def refuse_writes(disk):
 @pytest.mark.parametrize("is_killed", [False, True])
 @pytest.mark.parametrize("ends_room", [fill_up, refuse_writes])
 def test_a_broker_starts_serves_and_stops_on_a_full_disk(ends_room, is_killed):
-    """Also where a kill left indexes to write, and where the disk refuses to overwrite."""
+    """Even if a kill left indexes to write, or the disk refuses to overwrite."""
 
     async def act(play):
         for _ in range(12):
@@ -87,7 +87,7 @@ def test_a_broker_starts_serves_and_stops_on_a_full_disk(ends_room, is_killed):
     play(act, seeds=2, segment=kib(4), checkpoint=kib(1), body_max=600)
 
 
-def test_a_full_disk_refuses_changes_of_topics_and_groups_in_words(caplog):
+def test_a_full_disk_refuses_topic_and_group_changes_with_a_reason(caplog):
     """And a topic whose deletion was refused keeps its messages."""
 
     async def act(play):
@@ -109,7 +109,7 @@ def test_a_full_disk_refuses_changes_of_topics_and_groups_in_words(caplog):
     assert "Traceback" not in caplog.text
 
 
-def test_a_disk_that_fills_up_as_a_new_file_begins():
+def test_a_disk_that_fills_up_at_the_start_of_a_log_file_loses_nothing():
     async def act(play):
         disk = play.broker.disk
         for room in range(12):
@@ -125,7 +125,7 @@ def test_a_disk_that_fills_up_as_a_new_file_begins():
 
 
 @pytest.mark.fault("S9")
-def test_a_disk_remounted_read_only_refuses_sends_and_serves_what_is_there():
+def test_a_read_only_disk_refuses_sends_and_serves_stored_messages():
     async def act(play):
         await play.deliver()
         play.broker.disk.fail_writes(error=errno.EROFS)
@@ -143,17 +143,17 @@ def test_a_disk_remounted_read_only_refuses_sends_and_serves_what_is_there():
 
 @pytest.mark.fault("S6")
 def test_a_failed_sync_stops_the_broker_and_acknowledges_nothing():
-    """What the disk holds is unknown, and the next sync would only say that it is well."""
+    """The content of the disk is unknown, and the next sync would falsely succeed."""
 
     async def act(play):
         await play.deliver()
         play.broker.disk.fail_next_sync()
 
         sends = [play.compose() for _ in range(5)]
-        ended = await asyncio.gather(*[play.attempt(each) for each in sends])
+        ended = await asyncio.gather(*[play.attempt(attempt) for attempt in sends])
 
-        assert all(isinstance(each, Refused) for each in ended)
-        assert all(each.effect is Effect.MAYBE for each in ended)
+        assert all(isinstance(attempt, Refused) for attempt in ended)
+        assert all(attempt.effect is Effect.MAYBE for attempt in ended)
         (down,) = play.seen(Down)
         assert down.how.startswith("failed: the disk could not make the log durable")
         await play.back()
@@ -163,8 +163,8 @@ def test_a_failed_sync_stops_the_broker_and_acknowledges_nothing():
 
 
 @pytest.mark.fault("S6")
-def test_after_a_failed_sync_a_restart_does_not_trust_the_cache():
-    """The system takes the pages for clean, though the disk never had them.
+def test_after_a_failed_sync_a_restart_syncs_what_it_reads_from_the_cache():
+    """The kernel takes the pages for clean although the disk never had them.
 
     The broker that starts next reads them from the cache; what it then shows must be durable.
     """
@@ -185,13 +185,13 @@ def test_after_a_failed_sync_a_restart_does_not_trust_the_cache():
     play(act, segment=kib(64), checkpoint=kib(1024), body_max=12_000)
 
 
-def test_a_failed_sync_of_an_index_does_not_outlive_the_restart():
+def test_after_a_failed_index_sync_a_restart_does_not_trust_the_cache():
     """The same for the indexes: a chunk that only the cache has must not be built upon."""
 
     async def act(play):
         for _ in range(6):
             await play.deliver(play.compose(3))
-            # A checkpoint follows the spans: its sync is the third from here, after two of the log.
+            # A checkpoint follows the spans: its sync is the third from here, after two log syncs.
             play.broker.wire.before(3, play.broker.disk.fail_next_sync, "sync")
             for _ in range(3):
                 await play.attempt(play.compose(3))
@@ -205,8 +205,8 @@ def test_a_failed_sync_of_an_index_does_not_outlive_the_restart():
     play(act, segment=kib(64), checkpoint=kib(1), body_max=600, recovery_chance=1.0)
 
 
-def test_a_broker_at_rest_has_everything_on_the_disk():
-    """Log, indexes and tables: nothing waits in the cache for a power cut to take it."""
+def test_an_idle_broker_has_synced_all_its_files():
+    """Log, indexes and tables are synced; a power cut would lose nothing."""
 
     async def act(play):
         for _ in range(10):
@@ -226,7 +226,7 @@ def test_a_broker_at_rest_has_everything_on_the_disk():
 
 
 @pytest.mark.fault("S10")
-def test_a_slow_disk_answers_busy_instead_of_letting_everybody_wait():
+def test_sends_are_refused_as_busy_while_a_sync_takes_too_long():
     """Once a sync takes too long, sends are refused at once, and none of them is stored."""
 
     async def act(play):
@@ -239,8 +239,8 @@ def test_a_slow_disk_answers_busy_instead_of_letting_everybody_wait():
         refused = [await play.attempt() for _ in range(3)]
 
         assert play.world.now() - at < 0.1
-        assert all("BrokerBusy" in each.reason for each in refused)
-        assert all(each.effect is Effect.NONE for each in refused)
+        assert all("BrokerBusy" in refusal.reason for refusal in refused)
+        assert all(refusal.effect is Effect.NONE for refusal in refused)
         play.broker.disk.slow_sync(0.001)
         assert isinstance(await first, Acknowledged)
         assert isinstance(await play.attempt(), Acknowledged)
@@ -248,8 +248,8 @@ def test_a_slow_disk_answers_busy_instead_of_letting_everybody_wait():
     play(act)
 
 
-def test_a_topic_that_could_not_be_saved_takes_no_messages():
-    """Or a restart would not know it, and its messages with it."""
+def test_a_topic_that_cannot_be_saved_takes_no_messages():
+    """Otherwise a restart would lose the topic and its messages."""
 
     async def act(play):
         play.broker.disk.fail_writes(1)
@@ -266,7 +266,7 @@ def test_a_topic_that_could_not_be_saved_takes_no_messages():
     play(act, is_auto_created=True)
 
 
-def test_a_broker_stops_in_order_though_its_tables_cannot_be_saved():
+def test_a_broker_stops_in_order_even_if_its_tables_cannot_be_saved():
     async def act(play):
         await play.deliver()
         await play.admin.commit_offset("somebody", play.queue, 1)

@@ -16,8 +16,8 @@ def consumer(play):
 
 
 @pytest.mark.parametrize("one_way", ["", "to the broker", "from the broker"])
-def test_a_partition_during_a_long_poll(one_way):
-    """What arrives meanwhile reaches the consumer once and in order after it heals."""
+def test_messages_sent_during_a_partition_reach_a_long_poll_once_in_order(one_way):
+    """Messages sent during the partition reach the consumer once, in order, after it heals."""
 
     async def act(play):
         ends = [consumer(play).name, play.broker.name]
@@ -39,7 +39,7 @@ def test_a_partition_during_a_long_poll(one_way):
     play(act, hold_s=18.0)
 
 
-def test_a_long_poll_is_woken_by_what_it_waits_for():
+def test_a_long_poll_is_woken_by_a_new_message():
     async def act(play):
         await asyncio.sleep(3)
         for _ in range(5):
@@ -50,12 +50,12 @@ def test_a_long_poll_is_woken_by_what_it_waits_for():
             assert got_at - sent_at < 0.05
             await asyncio.sleep(7)
 
-    # Held for a time drawn by lot up to the most; the pauses between two holds are short.
+    # Held for a random time up to the maximum; the pauses between two holds are short.
     play(act, hold_s=1000.0)
 
 
 @pytest.mark.fault("N2")
-def test_replies_that_are_lost_leave_the_producer_in_doubt_and_the_message_in_place():
+def test_a_send_with_a_lost_reply_is_in_doubt_and_its_message_stored():
     """Requests arrive, answers do not."""
 
     async def act(play):
@@ -74,8 +74,8 @@ def test_replies_that_are_lost_leave_the_producer_in_doubt_and_the_message_in_pl
 
 
 @pytest.mark.fault("N4")
-def test_clients_that_know_their_brokers_go_on_while_the_name_server_is_away():
-    """For ten minutes nobody answers questions about routes."""
+def test_clients_keep_sending_while_the_name_server_is_down():
+    """For ten minutes no route request is answered."""
 
     async def act(play):
         await play.deliver()
@@ -90,7 +90,7 @@ def test_clients_that_know_their_brokers_go_on_while_the_name_server_is_away():
     play(act, names=1, seeds=1)
 
 
-def test_a_broker_cut_off_from_its_name_server_is_known_again_when_it_heals():
+def test_a_broker_registers_again_after_a_partition_from_its_name_server():
     async def act(play):
         names = play.stage.names[0].name
         play.world.network.partition(play.broker.name, names)
@@ -98,15 +98,15 @@ def test_a_broker_cut_off_from_its_name_server_is_known_again_when_it_heals():
         assert await play.admin.cluster() == []
         play.world.network.heal()
         await asyncio.sleep(40)
-        assert [each.name for each in await play.admin.cluster()] == [play.broker.name]
+        assert [broker.name for broker in await play.admin.cluster()] == [play.broker.name]
 
     play(act, names=1, seeds=1)
 
 
 @pytest.mark.fault("T1")
 @pytest.mark.parametrize("jump_s", [-3600.0, 3600.0])
-def test_the_broker_s_clock_jumps(jump_s):
-    """Times of storing never go back, and nothing that waits is hurried or forgotten."""
+def test_messages_are_delivered_at_once_after_the_brokers_clock_jumps(jump_s):
+    """Store times never go back, and no waiting request is rushed or forgotten."""
 
     async def act(play):
         await play.deliver()
@@ -125,7 +125,7 @@ def test_the_broker_s_clock_jumps(jump_s):
 
 
 @pytest.mark.fault("T2")
-def test_the_producer_s_clock_is_wrong_by_a_day():
+def test_a_producers_wrong_clock_does_not_affect_the_times_of_storing():
     async def act(play):
         for jump_s in (86400.0, -2 * 86400.0):
             play.sender.machine.clock.jump(jump_s)
@@ -139,8 +139,8 @@ def test_the_producer_s_clock_is_wrong_by_a_day():
 
 
 @pytest.mark.fault("N8")
-def test_a_peer_that_does_not_read_costs_nobody_else_anything():
-    """What it asked for stays within bounds, and the others are served as before."""
+def test_a_peer_that_does_not_read_does_not_slow_down_others():
+    """Memory for its answers is bounded, and other clients are served as before."""
 
     async def act(play):
         for _ in range(20):
@@ -163,7 +163,7 @@ def test_a_peer_that_does_not_read_costs_nobody_else_anything():
 
 
 @pytest.mark.fault("N11")
-def test_a_broker_that_stood_still_answers_what_came_meanwhile():
+def test_a_broker_that_was_paused_answers_the_sends_that_arrived():
     """A stopped process, or one whose loop was blocked."""
 
     async def act(play):
@@ -173,13 +173,13 @@ def test_a_broker_that_stood_still_answers_what_came_meanwhile():
         await asyncio.sleep(2)
         play.broker.machine.resume()
         ended = await asyncio.gather(*sends)
-        assert all(isinstance(each, Acknowledged) for each in ended)
+        assert all(isinstance(event, Acknowledged) for event in ended)
 
     play(act)
 
 
-def test_a_message_given_up_by_its_sender_may_still_arrive():
-    """The request waits in a system whose broker stands still, longer than its sender does."""
+def test_a_message_whose_sender_gave_up_may_still_be_stored():
+    """The request waits at a paused broker for longer than its sender waits."""
 
     async def act(play):
         await play.deliver()
@@ -195,7 +195,7 @@ def test_a_message_given_up_by_its_sender_may_still_arrive():
     play(act)
 
 
-def test_a_consumer_that_comes_back_goes_on_from_what_it_committed():
+def test_a_restarted_consumer_resumes_from_its_committed_offset():
     async def act(play):
         for _ in range(20):
             await play.deliver()

@@ -24,12 +24,12 @@ def twin():
         yield running
 
 
-def test_every_kind_of_fault_happens_to_some_of_the_fixed_seeds():
+def test_the_fixed_seeds_cover_every_kind_of_fault():
     drawn = {fault for seed in range(24) for fault in Mix.of(seed).faults}
 
     assert drawn == {*POWER_FAULTS, *OTHER_FAULTS}
 
 
 @pytest.mark.parametrize("seed", SEEDS.params())
-def test_every_promise_is_kept_and_the_seed_goes_one_way(seed, twin):
+def test_every_promise_is_kept_and_the_seed_is_repeatable(seed, twin):
     SEEDS.judge(seed, twin)

@@ -26,7 +26,7 @@ ENDS = {
 
 @dataclass
 class Trap:
-    """Brings a broker down when it comes to a label for the so-many-th time."""
+    """Brings a broker down when it reaches a label for the n-th time."""
 
     label: str
     left: int
@@ -112,14 +112,14 @@ def in_turn(cases, label):
 
 @pytest.mark.fault("P10", "P11", "P12", "P13", "P14")
 @pytest.mark.parametrize("label", LABELS)
-def test_what_was_acknowledged_holds_wherever_the_power_goes(label):
+def test_acknowledged_messages_survive_a_power_cut_at_any_crash_point(label):
     for seed, loss in in_turn(list(ENDS.values()), label):
         lives_and_dies(label, 1 + seed % 3, loss, seed)
 
 
 @pytest.mark.fault("P10", "P11", "P12", "P13", "P14")
 @pytest.mark.parametrize("label", LABELS)
-def test_what_was_acknowledged_holds_wherever_the_broker_is_killed(label):
+def test_acknowledged_messages_survive_a_kill_at_any_crash_point(label):
     kinds = [(1, "sync"), (3, "sync")]
     if "the sync" not in label:
         kinds.append((1, "async"))

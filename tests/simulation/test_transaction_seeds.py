@@ -25,22 +25,22 @@ def twin():
         yield running
 
 
-def test_every_kind_of_trouble_happens_to_some_of_the_fixed_seeds():
+def test_the_fixed_seeds_cover_every_kind_of_trouble():
     mixes = [Mix.with_transactions(seed) for seed in range(24)]
     dials = [mix.transactions for mix in mixes]
 
     assert {fault for mix in mixes for fault in mix.faults} == {*POWER_FAULTS, *OTHER_FAULTS}
-    assert {mood for each in dials if each.mood_chance for mood in each.moods} == {*MOODS}
+    assert {mood for dial in dials if dial.mood_chance for mood in dial.moods} == {*MOODS}
     for chance in ("die_chance", "doze_chance", "lie_chance", "operator_s", "repeats"):
-        assert {bool(getattr(each, chance)) for each in dials} == {True, False}
+        assert {bool(getattr(dial, chance)) for dial in dials} == {True, False}
 
 
 @pytest.mark.parametrize("seed", SEEDS.params())
-def test_every_promise_about_transactions_is_kept(seed, twin):
+def test_every_promise_about_transactions_is_kept_under_faults(seed, twin):
     SEEDS.judge(seed, twin)
 
 
-def test_the_quick_seeds_alone_see_every_kind_of_ending():
+def test_the_quick_seeds_cover_every_kind_of_ending():
     seen = SEEDS.endings()
 
     assert all(seen.values()), seen

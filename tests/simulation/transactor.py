@@ -149,7 +149,7 @@ class Transactor(Client):
         return self._task is not None and not self._task.done() and not self._under_way
 
     def calm(self) -> None:
-        """Neither die nor doze any more, and take up nothing new."""
+        """Stop crashing and pausing, and begin nothing new."""
         self.is_enough = True
         self._awake.set()
 
@@ -225,7 +225,7 @@ class Transactor(Client):
         self._step()
         taken = await self._prepare(session, other, half)
         if taken is None:
-            return  # What may be stored all the same is asked about, and nothing was committed.
+            return  # A half message that may be stored is checked later; nothing was committed.
         self._step()
         await asyncio.sleep(dials.local_s * draw.fraction())
         self._step()
@@ -293,7 +293,7 @@ class Transactor(Client):
         address = await session.address_of(half.queue)
         ways = [await session.connection(address)]
         if draw.chance(self.dials.twin_chance):
-            # Opened before anything is sent: what comes late then comes to the same broker's life.
+            # Opened before anything is sent, so that late messages reach the same broker process.
             ways.append(await other.connection(address))
         envelope = _envelope(half)
         header = SendMessageV2(
@@ -302,7 +302,7 @@ class Transactor(Client):
             default_topic=TEMPLATE,
             default_topic_queue_nums=TEMPLATE_QUEUES_MAX,
             queue_id=half.queue.number,
-            # Some clients say it in the properties only.
+            # Some clients set it only in the properties.
             sys_flag=envelope.sys_flag | (0 if draw.chance(0.2) else int(SysFlag.PREPARED)),
             born_timestamp=session.clock.wall_ms(),
             flag=0,
@@ -347,7 +347,7 @@ class Transactor(Client):
     async def _repeat(
         self, session: Session, other: ConnectionPool, half: Half, word: Word
     ) -> None:
-        """Say the same once more, at once or later, here or on another connection."""
+        """Repeat the END, at once or later, on this or another connection."""
         draw = self._draw
         await asyncio.sleep(self.dials.repeat_s * draw.fraction())
         with suppress(*TROUBLE):

@@ -28,7 +28,7 @@ class Twin:
     """The second process, as the first one has it."""
 
     def __enter__(self) -> Self:
-        # This checkout's, wherever an environment has another one installed.
+        # This checkout's package, even if the environment has another one installed.
         paths = os.pathsep.join(map(str, (CHECKOUT, CHECKOUT / "broker")))
         environment = {**os.environ, "PYTHONHASHSEED": OTHER_HASHES, "PYTHONPATH": paths}
         self._process = subprocess.Popen(
@@ -68,7 +68,7 @@ def main() -> None:
             kind, seed = line.split()
             digest = run_kind(kind, int(seed)).trace.digest()
         except Exception:
-            digest = ""  # The first process fails on it too, and tells.
+            digest = ""  # The first process fails on it too, and reports it.
         print(digest, flush=True)
 
 

@@ -185,7 +185,7 @@ class Producer(Client):
                 await self._throw(session, self._write(session, is_batch=False))
             else:
                 await self.deliver(session, self._write(session, draw.chance(mix.batch_chance)))
-            # Mostly at once, sometimes after a long while: bursts, and time for what is rare.
+            # Mostly at once, sometimes after a long pause: bursts, and time for rare events.
             await asyncio.sleep(mix.think_s * draw.fraction() ** 3)
 
     def _write(self, session: Session, is_batch: bool) -> Send:
@@ -200,7 +200,7 @@ class Producer(Client):
     def compose(
         self, session: Session, topic: str, queue: Queue | None, count: int, *, is_batch: bool
     ) -> Send:
-        """Something to send, of a size drawn by lot."""
+        """Something to send, of a random size."""
         draw = self._draw
         self._count += 1
         name = f"{self.name}.{self._lives}-{self._count}"
@@ -232,7 +232,7 @@ class Producer(Client):
             reason = f"{type(problem).__name__}: {problem}"
             history.add(Refused(self.now(), send.name, attempt, reason, problem.effect))
             return False
-        taken, ids = told[0], tuple(each.offset_id for each in told)
+        taken, ids = told[0], tuple(result.offset_id for result in told)
         at = self.now()
         history.add(Acknowledged(at, send.name, attempt, taken.queue, taken.offset, ids))
         return True
@@ -324,7 +324,7 @@ class Consumer(Client):
         if got.outcome is PullOutcome.MOVED:
             self.history.add(Moved(now, self.group, queue, offset, further))
         elif got.messages or further != offset:
-            copies = tuple(copy_of(each) for each in got.messages)
+            copies = tuple(copy_of(message) for message in got.messages)
             self.history.add(Pulled(now, self.group, queue, offset, further, copies))
         else:
             await asyncio.sleep(IDLE_S * self._draw.fraction())

@@ -91,7 +91,7 @@ def test_every_metric_and_label_of_a_query_exists(query):
     assert query.count("(") == query.count(")")
 
 
-def test_counters_are_read_as_rates_and_gauges_as_they_are():
+def test_queries_use_rates_for_counters_and_none_for_gauges():
     for query in QUERIES:
         for name in re.findall(r"\btxmq_\w+", query):
             is_rate = re.search(rf"\b(?:rate|increase)\({name}\b", query) is not None
@@ -107,13 +107,13 @@ def test_a_legend_names_only_labels_that_its_query_keeps():
                 assert set(re.findall(r"\{\{(\w+)\}\}", legend)) <= set(kept), panel.title
 
 
-def test_the_dashboard_is_fresh():
+def test_the_dashboard_is_up_to_date():
     printed = json.dumps(dashboard.dashboard(), indent=1) + "\n"
 
     assert (DEPLOY / "grafana/txmq-broker.json").read_text() == printed, "run: make docs"
 
 
-def test_every_alert_has_a_severity_a_sentence_and_a_row_of_its_page():
+def test_every_alert_has_a_severity_a_summary_and_a_row_on_the_monitor_page():
     page = (ROOT / "docs/howto/monitor.md").read_text()
     described = re.findall(r"^\| `(Txmq\w+)` \|", page, re.MULTILINE)
 
@@ -142,7 +142,7 @@ def options_of(words, command="serve"):
     return found.make_context(f"txmq {command}", list(words)).params
 
 
-def test_the_unit_starts_a_broker_that_can_be_probed():
+def test_the_systemd_unit_starts_a_broker_that_can_be_probed():
     unit = (DEPLOY / "systemd/txmq.service").read_text()
     (line,) = re.findall(r"^ExecStart=(.+)$", unit, re.MULTILINE)
     program, command, *words = shlex.split(line)
@@ -154,7 +154,7 @@ def test_the_unit_starts_a_broker_that_can_be_probed():
     assert "StateDirectory=txmq\n" in unit
 
 
-def test_the_pod_starts_a_broker_and_asks_for_pages_that_exist():
+def test_the_pod_starts_a_broker_and_probes_existing_pages():
     found = manifests()
     pod = found["StatefulSet"]["spec"]["template"]
     (container,) = pod["spec"]["containers"]
@@ -180,7 +180,7 @@ def test_the_pod_starts_a_broker_and_asks_for_pages_that_exist():
     assert found["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == label
 
 
-def test_the_unit_of_a_worker_has_time_to_drain(tmp_path):
+def test_the_worker_unit_has_time_to_drain(tmp_path):
     unit = (DEPLOY / "systemd/txmq-worker.service").read_text()
     (line,) = re.findall(r"^ExecStart=(.+)$", unit, re.MULTILINE)
     program, command, *words = shlex.split(
@@ -196,7 +196,7 @@ def test_the_unit_of_a_worker_has_time_to_drain(tmp_path):
     assert "ExecReload=/bin/kill -HUP $MAINPID\n" in unit
 
 
-def test_the_pod_of_a_worker_has_time_to_drain_and_asks_for_pages_that_exist(tmp_path):
+def test_the_worker_pod_has_time_to_drain_and_probes_existing_pages(tmp_path):
     (found,) = yaml.safe_load_all((DEPLOY / "kubernetes/txmq-worker.yaml").read_text())
     pod = found["spec"]["template"]
     (container,) = pod["spec"]["containers"]
@@ -216,7 +216,7 @@ def test_the_pod_of_a_worker_has_time_to_drain_and_asks_for_pages_that_exist(tmp
     assert pod["metadata"]["labels"] == found["spec"]["selector"]["matchLabels"]
 
 
-def test_the_pod_of_a_reconciliation_repeats_no_verdict_and_outlasts_a_claim():
+def test_the_reconciliation_job_repeats_no_verdict_and_outlasts_a_lease():
     text = (DEPLOY / "kubernetes/txmq-reconcile.yaml").read_text()
     job = yaml.safe_load(text)["spec"]["jobTemplate"]["spec"]
     (container,) = job["template"]["spec"]["containers"]

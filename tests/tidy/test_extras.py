@@ -62,14 +62,14 @@ def distributions(names):
     return {canonicalize_name(name) for name in others if find_spec(name)}
 
 
-def test_all_has_what_the_bank_transfer_imports():
+def test_the_extra_all_covers_the_imports_of_the_bank_transfer():
     offered = bill.closure(own_requirements(), "all")
     names = [name for file in BANK for name in imported(file.read_text())]
 
     assert {"aiosqlite", "httpx", "sqlalchemy"} <= distributions(names) <= offered
 
 
-def test_all_has_what_the_pages_import_unless_a_page_installs_it():
+def test_the_extra_all_covers_the_imports_of_the_pages():
     offered = bill.closure(own_requirements(), "all")
     used = set()
     for file in PAGES:
@@ -80,7 +80,7 @@ def test_all_has_what_the_pages_import_unless_a_page_installs_it():
     assert {"psycopg-pool", "redis"} <= used <= offered | ANOTHER_FRAMEWORK
 
 
-def test_a_day_is_reconciled_with_the_extra_spark_alone():
+def test_reconcile_can_be_imported_with_the_extra_spark_alone():
     offered = bill.closure(own_requirements(), "spark")
     extras = bill.closure(own_requirements(), "all") - offered
     missing = {

@@ -64,7 +64,7 @@ OVERLOOKED = [
 ]
 
 
-def test_a_mark_that_the_table_would_overlook_is_refused(tmp_path):
+def test_a_fault_mark_that_the_table_would_overlook_is_refused(tmp_path):
     path = tmp_path / "test_some.py"
     for text in OVERLOOKED:
         path.write_text(text.replace("{mark}", "pytest.mark.fault('P9')"))

@@ -46,7 +46,7 @@ def test_every_target_that_a_file_names_is_in_the_makefile(file):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
-def test_every_path_that_a_page_names_is_there(page):
+def test_every_path_that_a_page_names_exists(page):
     named = re.findall(
         r"[` ]((?:tests|tools|docs|examples|txmq|broker)/[\w/.-]*\w)", page.read_text()
     )
@@ -79,14 +79,14 @@ def test_ci_has_every_supported_python_and_pins_its_actions():
     ] == []
 
 
-def test_the_container_and_the_templates_are_whole():
+def test_the_dev_container_and_issue_templates_are_complete():
     json.loads((ROOT / ".devcontainer/devcontainer.json").read_text())
 
     kinds = {path.stem for path in (ROOT / ".github/ISSUE_TEMPLATE").iterdir()}
     assert kinds == {"bug", "question", "idea"}
 
 
-def test_hooks_are_local_and_call_tools_that_are_there():
+def test_hooks_are_local_and_call_existing_tools():
     text = HOOKS.read_text()
 
     assert set(re.findall(r"repo: (\S+)", text)) == {"local"}
@@ -98,7 +98,7 @@ def test_hooks_are_local_and_call_tools_that_are_there():
 
 
 @pytest.mark.parametrize("file", [HOOKS, *WORKFLOWS, *CONTAINER], ids=lambda path: path.name)
-def test_no_file_names_an_address(file):
+def test_no_hook_workflow_or_container_file_contains_a_url(file):
     assert re.findall(r"https?://\S+", file.read_text()) == []
 
 
@@ -112,7 +112,7 @@ def test_no_file_names_an_address(file):
         ("A subject\nand more of it\n", "the second line must be empty"),
     ],
 )
-def test_a_subject_is_short_and_stands_alone(message, reason):
+def test_a_commit_subject_is_short_and_followed_by_an_empty_line(message, reason):
     problem = fault(message)
 
     assert (reason in problem) if reason else (problem == "")

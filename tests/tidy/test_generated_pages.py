@@ -54,13 +54,13 @@ updateUser wipeWritePerm
 """The commands that MQAdminStartup of RocketMQ 4.9.8 or 5.3 registers."""
 
 
-def test_the_configuration_page_is_fresh():
+def test_the_configuration_page_is_up_to_date():
     printed = CliRunner().invoke(app, ["config", "reference"]).output
 
     assert (DOCS / "reference/configuration.md").read_text() == printed, "run: make docs"
 
 
-def test_the_wire_page_is_fresh():
+def test_the_wire_page_is_up_to_date():
     async def printed() -> str:
         async with embedded() as broker:
             return wire_reference.page(broker)
@@ -68,13 +68,13 @@ def test_the_wire_page_is_fresh():
     assert (DOCS / "reference/wire.md").read_text() == asyncio.run(printed()), "run: make docs"
 
 
-def test_the_page_of_metrics_is_fresh():
+def test_the_metrics_page_is_up_to_date():
     page = metric_reference.page()
 
     assert (DOCS / "reference/metrics.md").read_text() == page, "run: make docs"
 
 
-def test_the_page_of_commands_is_fresh():
+def test_the_commands_page_is_up_to_date():
     page = cli_reference.page()
 
     assert (DOCS / "reference/cli.md").read_text() == page, "run: make docs"
@@ -98,7 +98,7 @@ def test_each_command_has_an_example_that_it_accepts():
         usable[path].make_context(path, words)  # Raises if a word is wrong.
 
 
-def test_the_page_of_mqadmin_is_fresh_and_has_all_of_its_commands():
+def test_the_mqadmin_page_is_up_to_date_and_lists_every_command():
     page = mqadmin_page.page()
     rows = re.findall(r"^\| `(\w+)` \| (.+?) \| (.*) \|$", page, re.MULTILINE)
 
@@ -108,7 +108,7 @@ def test_the_page_of_mqadmin_is_fresh_and_has_all_of_its_commands():
 
 
 @pytest.mark.parametrize("path", sorted(path for ours in EQUIVALENTS.values() for path in ours[0]))
-def test_the_help_of_a_command_names_that_of_mqadmin(path):
+def test_the_help_of_a_command_names_its_mqadmin_equivalents(path):
     shown = CliRunner().invoke(app, [*path.split(), "--help"], env={"COLUMNS": "1000"})
     named = [name for name, ours in EQUIVALENTS.items() if path in ours.commands]
 
@@ -116,11 +116,11 @@ def test_the_help_of_a_command_names_that_of_mqadmin(path):
     assert f"As mqadmin's {', '.join(named)}." in shown.output
 
 
-def test_the_page_of_errors_is_fresh():
+def test_the_errors_page_is_up_to_date():
     assert (DOCS / "reference/errors.md").read_text() == error_reference.page(), "run: make docs"
 
 
-def test_the_page_of_errors_has_every_error_and_says_what_to_do():
+def test_the_errors_page_lists_every_error_with_advice():
     page = error_reference.page()
     shown = re.findall(r"^### (\w+)$", page, re.MULTILINE)
     classes = [name for name in errors.__all__ if isinstance(getattr(errors, name), type)]
@@ -130,27 +130,27 @@ def test_the_page_of_errors_has_every_error_and_says_what_to_do():
     assert page.count("- **What to do**: ") == len(shown)
 
 
-def test_the_pages_of_the_python_api_are_fresh():
+def test_the_python_api_pages_are_up_to_date():
     folder = DOCS / "reference/api"
     written = {path.name: path.read_text() for path in folder.iterdir()}
 
     assert written == api_reference.pages(), "run: make docs"
 
 
-def test_the_state_diagram_is_fresh():
+def test_the_state_diagram_is_up_to_date():
     text = (DOCS / "explanation/half-messages.md").read_text()
 
     assert state_diagram.page_with_diagram(text) == text, "run: make docs"
 
 
-def test_the_table_of_classes_is_fresh():
+def test_the_table_of_classes_is_up_to_date():
     text = (DOCS / "reference/reconcile-classes.md").read_text()
 
     assert class_table.table() in text, "run: make docs"
     assert class_table.page_with_table(text) == text
 
 
-def test_the_page_of_rules_is_fresh():
+def test_the_rules_page_is_up_to_date():
     page = reconcile_rules.page()
 
     assert (DOCS / "reference/reconcile-rules.md").read_text() == page, "run: make docs"
@@ -158,7 +158,7 @@ def test_the_page_of_rules_is_fresh():
     assert [row for row in keys if row.endswith(" |  |")] == [], "each key is told of"
 
 
-def test_the_page_of_faults_is_fresh():
+def test_the_faults_page_is_up_to_date():
     assert (DOCS / "internals/faults.md").read_text() == fault_table.page(), "run: make docs"
 
 
@@ -173,7 +173,7 @@ def anchors(page):
     return {slug(heading) for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
 
 
-def test_links_to_headings_lead_to_a_heading():
+def test_links_to_headings_lead_to_existing_headings():
     pages = [*sorted(DOCS.parent.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
     broken = [
         f"{page.relative_to(DOCS.parent)} links to {target}#{anchor}"
@@ -199,12 +199,12 @@ def test_code_in_a_page_fits_the_column_of_the_site():
     assert long == []
 
 
-def test_a_page_that_is_no_reference_is_read_in_one_sitting():
+def test_howto_and_explanation_pages_are_short():
     pages = [*(DOCS / "howto").glob("*.md"), *(DOCS / "explanation").glob("*.md")]
     assert [page for page in pages if len(page.read_text().split()) > WORDS_MAX] == []
 
 
-def test_links_between_pages_lead_somewhere():
+def test_links_between_pages_lead_to_existing_files():
     pages = [*sorted(DOCS.parent.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
     broken = [
         f"{page.relative_to(DOCS.parent)} links to {target}"
@@ -229,7 +229,7 @@ def test_every_promise_links_to_a_test_that_shows_it(path):
     assert [promise for promise, tests in shown.items() if not any(map(Path.exists, tests))] == []
 
 
-def test_every_setting_that_is_called_a_broker_s_is_one():
+def test_every_setting_attributed_to_the_broker_exists():
     settings = (DOCS / "reference/configuration.md").read_text()
     known = set(re.findall(r"^\| `([\w.]+)` \|", settings, re.MULTILINE))
     named = {
@@ -242,7 +242,7 @@ def test_every_setting_that_is_called_a_broker_s_is_one():
     assert {name: page for name, page in named.items() if name not in known} == {}
 
 
-def test_the_index_of_decisions_has_their_titles():
+def test_the_index_of_decisions_has_the_titles_of_its_pages():
     index = (DOCS / "adr/README.md").read_text()
     listed = re.findall(r"^\| \[\d{4}\]\((\S+)\) \| (.+) \|$", index, re.MULTILINE)
     titles = {

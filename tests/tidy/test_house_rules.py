@@ -1,4 +1,4 @@
-"""Rules of the house that no linter knows."""
+"""Rules of this project that no linter checks."""
 
 import ast
 import importlib
@@ -23,15 +23,17 @@ MAY_READ_CLOCKS = {"runtime", "testing"}
 
 def names_of(package):
     found = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
-    return [each.name for each in found if "__main__" not in each.name]
+    return [module.name for module in found if "__main__" not in module.name]
 
 
-def test_every_module_offers_what_it_has_and_offers_it_once():
+def test_every_name_in_all_exists_and_is_listed_once():
     wrong = []
     for name in [*names_of(txmq), *names_of(txmq_broker)]:
         module = importlib.import_module(name)
         offered = getattr(module, "__all__", [])
-        wrong += [f"{name} lacks {each}" for each in offered if not hasattr(module, each)]
+        wrong += [
+            f"{name} lacks {attribute}" for attribute in offered if not hasattr(module, attribute)
+        ]
         if len(set(offered)) != len(offered):
             wrong.append(f"{name} offers a name twice")
 
@@ -40,7 +42,7 @@ def test_every_module_offers_what_it_has_and_offers_it_once():
 
 def leaves(error):
     below = error.__subclasses__()
-    return [leaf for each in below for leaf in leaves(each)] if below else [error]
+    return [leaf for subclass in below for leaf in leaves(subclass)] if below else [error]
 
 
 def test_every_error_says_whether_to_retry_and_whether_it_took_effect():
@@ -64,7 +66,7 @@ def test_every_refusal_has_a_code_of_its_own():
     assert len(set(codes)) == len(codes)
 
 
-def test_time_and_chance_come_in_by_the_ports():
+def test_clocks_and_randomness_are_used_only_through_ports():
     wrong = [
         f"{source.relative_to(ROOT)}: {found[0]}"
         for source in SOURCES
@@ -75,7 +77,7 @@ def test_time_and_chance_come_in_by_the_ports():
     assert wrong == []
 
 
-def test_no_test_sleeps_to_hope():
+def test_no_test_calls_time_sleep():
     wrong = [
         f"{source.relative_to(ROOT)}:{node.lineno} sleeps"
         for source in TESTS

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 
 
-def test_the_page_for_contributors_shows_the_list():
+def test_contributing_shows_the_list_of_needs():
     assert needs.table() in CONTRIBUTING.read_text(), (
         "put this into CONTRIBUTING.md: python -c 'from tests import needs; print(needs.table())'"
     )
@@ -66,7 +66,7 @@ def offered(monkeypatch, tmp_path):
     return monkeypatch
 
 
-def test_a_java_of_the_machine_comes_first(offered, tmp_path):
+def test_an_installed_java_is_preferred(offered, tmp_path):
     home = a_java(tmp_path / "own", "17.0.15")
     offered.setenv("JAVA_HOME", str(home))
 
@@ -74,9 +74,7 @@ def test_a_java_of_the_machine_comes_first(offered, tmp_path):
 
 
 @pytest.mark.parametrize("version", [None, "11.0.2"])
-def test_pip_brings_a_java_where_the_machine_has_none_that_spark_can_use(
-    offered, tmp_path, version
-):
+def test_pip_provides_a_java_when_no_suitable_one_is_installed(offered, tmp_path, version):
     if version:
         offered.setenv("JAVA_HOME", str(a_java(tmp_path / "own", version)))
     assert java.home() is None
@@ -92,7 +90,7 @@ def test_pip_brings_a_java_where_the_machine_has_none_that_spark_can_use(
     assert called.stdout.splitlines() == ["-cp", "a b", "Main", ""]
 
 
-def test_where_pip_cannot_bring_a_java_either_one_line_says_so(offered):
+def test_without_any_java_one_line_says_so(offered):
     offered.setattr(java, "pip_folder", lambda *_: None)
 
     with pytest.raises(Unprepared, match="Spark needs Java 17 or later, and pip could not bring"):

@@ -79,7 +79,7 @@ def names_of(tree, module):
 @pytest.mark.parametrize(
     ("room", "program"), [(idempotent, GUARDED_PROGRAM), (reconcile, RECONCILING_PROGRAM)]
 )
-def test_a_program_uses_every_name_of_a_room(room, program):
+def test_a_typed_program_uses_every_public_name_of_its_module(room, program):
     imported, used = names_of(ast.parse(program.read_text()), room.__name__)
 
     assert set(room.__all__) - imported == set()
@@ -124,7 +124,7 @@ def without_prompts(program):
     return "\n".join(line[4:] for line in typed)
 
 
-def test_users_import_from_few_rooms():
+def test_users_import_only_from_public_modules():
     rooms = {"txmq", *(f"txmq.{name}" for name in ROOMS)}
     found = [
         (path, room)
@@ -136,8 +136,8 @@ def test_users_import_from_few_rooms():
     assert found == []
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=lambda each: each.stem)
-def test_make_lint_checks_the_programs(program):
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
+def test_make_lint_type_checks_the_programs(program):
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]
 
     assert settings["strict"]
@@ -174,7 +174,7 @@ def test_the_types_of_all_public_names_are_complete_for_pyright():
     ] == []
 
 
-def test_every_public_name_is_there():
+def test_every_public_name_exists():
     assert [name for name in txmq.__all__ if getattr(txmq, name, None) is None] == []
     assert set(txmq.__all__) <= set(dir(txmq))
 
@@ -186,8 +186,8 @@ def test_importing_txmq_is_quick():
     turns, so that one busy moment does not hit only one of them, and medians are compared.
     """
     pairs = [(import_ms("txmq"), import_ms("asyncio")) for _ in range(ROUNDS)]
-    ours = statistics.median(each for each, _ in pairs)
-    theirs = statistics.median(each for _, each in pairs)
+    ours = statistics.median(took_ms for took_ms, _ in pairs)
+    theirs = statistics.median(took_ms for _, took_ms in pairs)
 
     assert ours < max(IMPORT_MS_MAX, 2 * theirs), f"{ours:.0f} ms; asyncio takes {theirs:.0f} ms"
 
@@ -199,7 +199,7 @@ def test_importing_txmq_imports_no_client():
     heavy = {"asyncio", "ssl", "socket", "msgspec", "concurrent.futures", "txmq_broker"}
     assert heavy & set(loaded) == set()
     rooms = ("txmq.client", "txmq.remoting", "txmq.protocol", "txmq.runtime", "txmq.blocking")
-    assert [each for each in loaded if each.startswith(rooms)] == []
+    assert [module for module in loaded if module.startswith(rooms)] == []
 
 
 def test_a_star_import_of_guards_works_without_redis():

@@ -22,7 +22,7 @@ ERRORS = {name: getattr(errors, name) for name in errors.__all__ if name[0].isup
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_each_public_name_has_a_place_on_the_page_of_its_module(module):
+def test_each_public_name_is_on_the_page_of_its_module(module):
     shown = re.findall(r"^::: (\S+)$", (PAGES / f"{module}.md").read_text(), re.MULTILINE)
     linked = re.findall(r"^\[`(\S+)`\]\[\S+\]$", (PAGES / f"{module}.md").read_text(), re.MULTILINE)
 
@@ -48,7 +48,9 @@ def test_the_site_has_each_page_in_its_navigation():
     navigation = set(re.findall(r"(\S+\.md)$", navigation, re.MULTILINE))
     pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
     outside = {
-        page for page in pages if any(PurePosixPath("/", page).match(each) for each in left_out)
+        page
+        for page in pages
+        if any(PurePosixPath("/", page).match(pattern) for pattern in left_out)
     }
 
     assert (navigation - {"changelog.md"}) | outside == pages
@@ -117,7 +119,7 @@ def functions(value):
     ]
 
 
-def test_each_public_constant_has_a_text():
+def test_each_public_constant_has_a_docstring():
     constants = {
         name
         for module in MODULES

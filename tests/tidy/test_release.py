@@ -47,7 +47,7 @@ def test_the_bill_has_every_package_of_an_extra_once():
     assert not {"pytest", "mypy", "txmq"} & names
 
 
-def test_the_recipe_for_conda_has_our_version_and_the_ranges_of_the_extras():
+def test_the_conda_recipe_has_our_version_and_dependency_ranges():
     recipe = (ROOT / "packaging/conda/recipe.yaml").read_text()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]

@@ -22,12 +22,12 @@ PAYMENT = text("UPDATE account SET balance = balance + 1")
 
 
 def engine_options(url):
-    """SQLite's writers stand in a line, and those of a test need not stand in a short one."""
+    """Give SQLite's writers, which take turns, a long time to wait for each other."""
     return {"connect_args": {"timeout": 30}} if url.get_backend_name() == "sqlite" else {}
 
 
 class Effects:
-    """What was done in a database, looked at by somebody who has no part in it."""
+    """The effects in a database, as an outside observer sees them."""
 
     def __init__(self, url):
         self.url = url
@@ -53,11 +53,11 @@ class Effects:
             return connection.execute(text("SELECT balance FROM account")).scalar_one()
 
     def rows_done(self):
-        """Of those of a table and those that have versions, in which there are some."""
+        """The number of rows in the table of done keys and the table with versions."""
         with self._engine.connect() as connection:
             return sum(
-                connection.execute(text(f"SELECT count(*) FROM {each}")).scalar_one()
-                for each in ("txmq_done", "stock")
+                connection.execute(text(f"SELECT count(*) FROM {table}")).scalar_one()
+                for table in ("txmq_done", "stock")
             )
 
     def close(self):

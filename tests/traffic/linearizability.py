@@ -195,7 +195,7 @@ class _Queue:
         return next(places, None)
 
     def _fits(self, messages: tuple[str, ...], start: int) -> bool:
-        # What nobody ever saw fits only where nobody ever looked.
+        # A message that nobody saw fits only where nobody looked.
         return all(
             self._contents.get(offset, message) == message
             and self._offsets.get(message, offset) == offset
@@ -278,16 +278,16 @@ class _Search:
         """Those that have one, as bits."""
 
     def candidates(self) -> list[int]:
-        """Those that began before any other had its answer."""
+        """Operations that began before any other had its answer."""
         operations, following = self._operations, self._next
-        found: list[int] = []
+        begun: list[int] = []
         first_deadline = inf
         at = following[-1]
         while at < len(operations) and operations[at].begun <= first_deadline:
-            found.append(at)
+            begun.append(at)
             first_deadline = min(first_deadline, operations[at].deadline)
             at = following[at]
-        return [at for at in found if operations[at].begun <= first_deadline]
+        return [at for at in begun if operations[at].begun <= first_deadline]
 
     def choices(self, state: State, model: _Model[State]) -> Iterator[tuple[int, State]]:
         """What may come next, and the state after it."""

@@ -61,7 +61,7 @@ class Traffic:
         topic: The topic.
         has_transactions: Whether there is a producer of transactions.
         pause_s: The pause of the sender after each message.
-        padding: How many bytes each message has beside its text.
+        padding: How many bytes each message has in addition to its text.
         reads_late: Whether the consumer starts when the traffic stops. Until then no committed
             offset tells a member how long its log was.
 
@@ -111,14 +111,14 @@ class Traffic:
         assert not self._thread.is_alive(), "the clients did not stop"
 
     def wait_for_more(self, count=20):
-        """Return once so many further messages are acknowledged."""
+        """Return once ``count`` more messages are acknowledged."""
         wanted, end = len(self.acknowledged) + count, time.monotonic() + PATIENCE_S
         while len(self.acknowledged) < wanted:
             assert time.monotonic() < end, f"nothing is acknowledged any more: {self.refusals}"
             threading.Event().wait(0.01)
 
     def wait_for_silence(self, within, lasting):
-        """Return when nothing is acknowledged any more, and was not for a time."""
+        """Return when nothing has been acknowledged for a time."""
         count, since, end = len(self.acknowledged), time.monotonic(), time.monotonic() + within
         while time.monotonic() < since + lasting:
             if len(self.acknowledged) != count:
@@ -189,7 +189,7 @@ class Traffic:
                     is_even = EveryOther.is_even(text)
                     self.halves[text] = _ENDS.get(outcome.state, is_even)
                 await asyncio.sleep(10 * self.pause_s)
-            # Where an END was lost, a check commits: it needs this producer, maybe twice.
+            # If an END was lost, a check commits: it needs this producer, maybe twice.
             await self._until_handled({text for text, commits in self.halves.items() if commits})
 
     async def _offered(self, sender, text):
@@ -237,12 +237,12 @@ class Traffic:
 
     def all_of(self, leader, queue):
         """The text of every message of a queue, by its offset."""
-        found, offset, end = {}, 0, leader.max_offset(self.topic, queue)
+        texts, offset, end = {}, 0, leader.max_offset(self.topic, queue)
         while offset < end:
             records = leader.records(self.topic, queue, offset)
-            found |= {record.offset: record.body.decode() for record in records}
+            texts |= {record.offset: record.body.decode() for record in records}
             offset = records[-1].offset + 1
-        return found
+        return texts
 
 
 def traffic(members, **how):

@@ -84,7 +84,7 @@ class Records:
         self.counts[type(action).__name__] += ended is not None
 
     def all(self):
-        """By key; what may be in any queue is in each."""
+        """All operations by key; those that may be in any queue are listed for each queue."""
         queues = [f"queue {number}" for number in range(QUEUES)]
         known = {key: list(operations) for key, operations in self.of.items()}
         for queue in queues:
@@ -128,7 +128,7 @@ class Listener:
         return self._state(text)
 
     def say(self, text, xid, who):
-        """Note that somebody is about to say how a transaction ends."""
+        """Note that somebody is about to end a transaction."""
         now, outcome = time.monotonic(), outcome_of(text)
         self.records.add(xid, now, who, Write(outcome))
         if outcome == COMMITTED:
@@ -234,7 +234,7 @@ class WitnessedClients:
             outcome = await producer.send_in_transaction(message)
         now = time.monotonic()
         if outcome is None or outcome.sent is None:
-            return  # If it is stored all the same, a check tells of it.
+            return  # If it was stored nevertheless, a check reports it.
         xid = outcome.xid
         self.records.add(xid, begun, "producer", Write(OPEN), ended=now)
         if (state := ENDS.get(outcome.state)) is not None:
@@ -253,8 +253,8 @@ class WitnessedClients:
                     await asyncio.sleep(0.1)
 
     async def _is_decided(self, session, xid):
-        found = [await self._show(session, address, xid) for address in self.addresses]
-        return any(states is not None and OPEN not in states for states in found)
+        answers = [await self._show(session, address, xid) for address in self.addresses]
+        return any(states is not None and OPEN not in states for states in answers)
 
     # Reads
 
@@ -308,7 +308,7 @@ class WitnessedClients:
     # Decisions by hand
 
     async def _operate(self):
-        """Decide now and then what its producer did not know, as the producer would."""
+        """Now and then decide a transaction its producer did not know, as the producer would."""
         done = set()
         async with Session(self.names) as session:
             while True:

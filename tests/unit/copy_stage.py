@@ -21,7 +21,7 @@ __all__ = ["FollowedShelf", "LeadingShelf", "damage_in", "in_virtual_time", "log
 
 
 def in_virtual_time(scenario):
-    """Run a test that is a coroutine, in a world of its own."""
+    """Run a coroutine test in its own world."""
 
     @wraps(scenario)
     def test(**given):
@@ -113,7 +113,7 @@ class FollowedShelf:
 
 
 def log_of(disk):
-    """The files of the log on a disk, without an empty newest one."""
+    """The log files on a disk, without an empty newest file."""
     found = {}
     for name in disk.names("log"):
         file = disk.open(f"log/{name}")
@@ -134,7 +134,7 @@ def promoted(disk, sizes):
 
 
 def damage_in(disk):
-    """The findings of an inspection, without those of files that a crash may tear in any broker."""
+    """The findings of an inspection, except for files that a crash may tear in any broker."""
     return [
         finding
         for finding in Inspection(disk).findings()

@@ -72,7 +72,7 @@ class SetMember:
         )
 
     async def lead(self, epoch=0, role="leader", **copies):
-        """Start a leader and have the others find it; a promoted copy leads in this epoch."""
+        """Start a leader and let the others find it; a promoted copy leads in this epoch."""
         machine = self.machine
         promote(machine.disk, epoch)
         self.broker = Broker(
@@ -149,7 +149,7 @@ class SetMember:
         self._running = machine.run(serve(), name="follower")
 
     async def stop(self):
-        """End what runs as it ends by itself."""
+        """Stop the running leader or follower in order."""
         if self.follower is not None:
             self._running.cancel()
             with suppress(asyncio.CancelledError):
@@ -160,14 +160,14 @@ class SetMember:
         self.broker = self.follower = None
 
     async def kill(self):
-        """Kill what runs as ``kill -9`` does."""
+        """Kill the running leader or follower as ``kill -9`` does."""
         self.machine.kill()
         with suppress(MachineCrashedError):
             await self._running
         self.broker = self.follower = None
 
     async def ended(self):
-        """Wait until what runs has ended by itself; its error."""
+        """Wait until the follower has ended by itself; return its error."""
         async with asyncio.timeout(60):
             while not self._running.done():
                 await asyncio.sleep(0.1)
@@ -217,7 +217,7 @@ class SetStage:
                 await asyncio.sleep(0.05)
 
     async def copied(self):
-        """Have the first member lead, and the second copy a message of 1,000 bytes; a client."""
+        """Let the first member lead and the second copy 1,000 bytes; return a client."""
         await self.first.lead()
         self.second.follow()
         client = await self.first.client()

@@ -30,7 +30,7 @@ class Leader:
 
 
 @pytest.mark.parametrize("others", [(), ("m3",)], ids=["alone", "with one of two"])
-def test_an_answer_has_min_in_sync_copies_though_followers_have_left(others):
+def test_an_answer_waits_for_min_in_sync_copies_after_a_follower_left(others):
     leader = Leader(2 + len(others))
     for member in ("m2", *others):
         leader.answers.note_copied(member, 10)
@@ -47,7 +47,7 @@ def test_an_answer_has_min_in_sync_copies_though_followers_have_left(others):
     assert COPIES not in leader.admission.reasons
 
 
-def test_a_leader_that_needs_no_follower_answers_when_the_last_one_has_left():
+def test_with_min_in_sync_1_held_answers_go_out_when_the_last_follower_leaves():
     leader = Leader(1)
     leader.answers.note_copied("m2", 10)
 

@@ -66,7 +66,7 @@ def create(source, folder, link=None, now_ms=1_000):
 
 def hard(folder):
     """The findings of a verification that are damage or loss."""
-    return [each for each in Verification(folder).findings() if each.severity != "note"]
+    return [finding for finding in Verification(folder).findings() if finding.severity != "note"]
 
 
 def restored(folder):
@@ -87,7 +87,7 @@ def log_bytes(disk):
 # --- what a backup holds ---
 
 
-def test_a_restored_backup_is_the_same_log_and_needs_no_repair():
+def test_a_restored_backup_has_the_same_log_and_needs_no_repair():
     shelf, folder = filled(), MemoryDisk()
 
     manifest, copied = create(shelf.disk, folder)
@@ -103,7 +103,7 @@ def test_a_restored_backup_is_the_same_log_and_needs_no_repair():
     assert again.recovery.lost == ""
 
 
-def test_the_broker_goes_on_and_the_next_backup_copies_only_what_is_new():
+def test_the_second_backup_copies_only_new_messages():
     shelf, folder = filled(), MemoryDisk()
     before, _ = create(shelf.disk, folder)
     add(shelf, 5)
@@ -115,7 +115,7 @@ def test_the_broker_goes_on_and_the_next_backup_copies_only_what_is_new():
     assert create(shelf.disk, folder)[1] == 0
 
 
-def test_a_restored_broker_goes_on_with_the_same_folder():
+def test_a_restored_broker_can_continue_backups_in_the_same_folder():
     shelf, folder = filled(), MemoryDisk()
     before, _ = create(shelf.disk, folder)
     add(shelf, 3)  # Lost with the disk.
@@ -128,7 +128,7 @@ def test_a_restored_broker_goes_on_with_the_same_folder():
     assert log_bytes(restored(folder)) == log_bytes(again.disk)
 
 
-def test_a_write_in_progress_is_left_out():
+def test_a_half_written_span_is_left_out_of_the_backup():
     shelf, folder = filled(), MemoryDisk()
     end = shelf.store.log.end
     name = shelf.disk.names("log")[-1]
@@ -143,7 +143,7 @@ def test_a_write_in_progress_is_left_out():
     assert Shelf(restored(folder)).store.log.end == end
 
 
-def test_what_is_backed_up_was_made_durable_before():
+def test_unsynced_messages_are_synced_before_they_are_backed_up():
     shelf, folder = filled(), MemoryDisk()
     shelf.put(BIG)
     shelf.store.write()  # without a sync
@@ -165,7 +165,7 @@ def test_an_empty_log_can_be_backed_up():
     assert Shelf(restored(folder)).store.log.end == 0
 
 
-def test_files_that_the_broker_deleted_leave_the_backup():
+def test_log_files_deleted_by_the_broker_are_removed_from_the_next_backup():
     shelf, folder = filled(), MemoryDisk()
     create(shelf.disk, folder)
     before = len(folder.names("log"))
@@ -181,7 +181,7 @@ def test_files_that_the_broker_deleted_leave_the_backup():
     assert Shelf(restored(folder), floors=shelf.store.floors_after(0)).store.log.start > 0
 
 
-def test_a_file_that_is_deleted_meanwhile_does_not_fail_the_backup():
+def test_a_log_file_deleted_during_the_backup_does_not_fail_it():
     shelf, folder = filled(20), MemoryDisk()
     shelf.checkpoint()
 
@@ -199,7 +199,7 @@ def test_a_file_that_is_deleted_meanwhile_does_not_fail_the_backup():
     assert hard(folder) == []
 
 
-def test_floors_are_as_new_as_the_beginning_of_the_log():
+def test_log_files_deleted_before_the_listing_have_their_floors_in_the_backup():
     """A queue whose messages were all deleted goes on above its floor."""
     shelf, folder = filled(0), MemoryDisk()
     save_table(shelf.disk, "topics", TOPICS)
@@ -227,7 +227,7 @@ def test_floors_are_as_new_as_the_beginning_of_the_log():
     assert hard(folder) == []
 
 
-def test_a_topic_that_is_deleted_meanwhile_is_deleted_in_the_backup():
+def test_a_topic_deleted_during_the_backup_is_deleted_in_the_backup():
     shelf, folder = filled(), MemoryDisk()
     saved = []
 
@@ -241,7 +241,7 @@ def test_a_topic_that_is_deleted_meanwhile_is_deleted_in_the_backup():
     assert "counter" in manifest.tables["config/topics.json"]
 
 
-def test_offsets_that_are_committed_meanwhile_are_not_ahead_of_the_log():
+def test_offsets_committed_during_the_backup_are_not_ahead_of_its_log():
     shelf, folder = filled(), MemoryDisk()
     save_table(shelf.disk, "topics", TOPICS)
 
@@ -257,7 +257,7 @@ def test_offsets_that_are_committed_meanwhile_are_not_ahead_of_the_log():
     assert hard(folder) == []
 
 
-def test_a_directory_that_never_stops_changing_is_refused():
+def test_tables_that_change_faster_than_they_are_copied_fail_the_backup():
     shelf, folder = filled(), MemoryDisk()
     create(shelf.disk, folder)
     texts = iter(range(1000))
@@ -280,7 +280,7 @@ def test_a_directory_that_never_stops_changing_is_refused():
     assert hard(folder) == []
 
 
-def test_the_record_of_operators_is_copied_up_to_its_last_whole_line():
+def test_the_audit_log_is_copied_up_to_its_last_whole_line():
     shelf, folder = filled(), MemoryDisk()
     rewrite(shelf.disk, "audit/000000.jsonl", b"one\ntwo\nthr")
     create(shelf.disk, folder)
@@ -294,7 +294,7 @@ def test_the_record_of_operators_is_copied_up_to_its_last_whole_line():
     assert target.open("audit/000000.jsonl").read(0, 99) == b"one\ntwo\nthree\n"
 
 
-def test_a_restored_broker_reads_only_what_has_no_index_yet():
+def test_a_restored_broker_scans_only_the_log_without_an_index():
     shelf, folder = filled(20), MemoryDisk()
     shelf.checkpoint()
 
@@ -311,7 +311,7 @@ def test_a_restored_broker_reads_only_what_has_no_index_yet():
     assert again.transactions() == shelf.transactions()
 
 
-def test_an_accepted_loss_stays_accepted():
+def test_an_accepted_loss_stays_accepted_after_a_restore():
     shelf, folder = filled(20), MemoryDisk()
     end = shelf.store.log.end
     shelf.close()
@@ -328,7 +328,7 @@ def test_an_accepted_loss_stays_accepted():
     assert Shelf(restored(folder), floors_end=end).recovery.lost == ""
 
 
-def test_the_tables_of_a_name_server_are_in_the_backup():
+def test_the_kv_table_of_a_name_server_is_in_the_backup():
     shelf, folder = filled(), MemoryDisk()
     text = pack("kv.json", f"{LOG:016x}", b'{"texts":{}}')
     rewrite(shelf.disk, "config/kv.json", text)
@@ -339,7 +339,7 @@ def test_the_tables_of_a_name_server_are_in_the_backup():
     assert target.open("config/kv.json").read(0, 999) == text
 
 
-def test_a_damaged_index_is_left_out():
+def test_a_damaged_index_is_left_out_of_the_backup():
     shelf, folder = filled(20), MemoryDisk()
     shelf.checkpoint()
     name = shelf.disk.names("index")[1]
@@ -351,7 +351,7 @@ def test_a_damaged_index_is_left_out():
     assert log_bytes(restored(folder)) == log_bytes(shelf.disk)
 
 
-def test_the_brokers_directory_is_only_read():
+def test_a_backup_only_syncs_and_never_writes_in_the_brokers_directory():
     shelf, folder = filled(20), MemoryDisk()
     changed = []
     shelf.disk.on_write = changed.append
@@ -365,7 +365,7 @@ def test_the_brokers_directory_is_only_read():
 
 
 class BusyBroker:
-    """Does something by lot at the steps of a backup. Messages of the topic U are rare, so at times
+    """Does something random at the steps of a backup. Messages of the topic U are rare, so at times
     all of them are deleted.
     """
 
@@ -377,7 +377,7 @@ class BusyBroker:
         save_table(self.shelf.disk, "topics", TOPICS)
 
     def watch(self, creation, folder):
-        """Act before each change of the folder, and before each look at the broker's directory."""
+        """Act before each change in the folder and each listing of the broker's directory."""
         folder.on_write = self.act
         for name in ("_tables", "_listing"):
             look = getattr(creation, name)
@@ -389,7 +389,7 @@ class BusyBroker:
             self.step()
 
     def begin(self):
-        """From now on it does a few things."""
+        """From now on it acts a few times."""
         self._steps = self._chance.randrange(10)
 
     def step(self):
@@ -459,7 +459,7 @@ def tables_of(disk, name):
 
 
 @pytest.mark.parametrize("seed", range(count(25, 1000)))
-def test_backups_of_a_busy_broker_are_whole(seed):
+def test_backups_of_a_busy_broker_can_be_restored(seed):
     busy, folder = BusyBroker(seed), MemoryDisk()
     for number in range(5):
         for _ in range(8):
@@ -476,7 +476,7 @@ def test_backups_of_a_busy_broker_are_whole(seed):
 # --- refusals ---
 
 
-def test_a_folder_of_another_log_is_refused_and_keeps_its_backup():
+def test_a_folder_with_another_logs_backup_is_refused_and_unchanged():
     shelf, folder = filled(), MemoryDisk()
     create(shelf.disk, folder)
     other = MemoryDisk()
@@ -497,12 +497,12 @@ def test_a_folder_with_other_files_is_refused():
     assert folder.names("") == ["letters"]
 
 
-def test_a_directory_that_no_broker_started_is_refused():
+def test_an_empty_data_directory_is_refused():
     with pytest.raises(BackupRefused, match="no file in it names a log"):
         create(MemoryDisk(), MemoryDisk())
 
 
-def test_a_missing_table_is_refused():
+def test_a_data_directory_with_a_missing_table_is_refused():
     shelf = filled()
     for path in ("config/groups.json", "config/groups.json.old"):
         shelf.disk.remove(path)
@@ -512,7 +512,7 @@ def test_a_missing_table_is_refused():
 
 
 @pytest.mark.parametrize("more", [0, 9])
-def test_a_log_that_lost_its_end_never_replaces_the_backup(more):
+def test_a_log_that_lost_its_end_does_not_overwrite_the_backup(more):
     shelf, folder = filled(), MemoryDisk()
     older = shelf.disk.clone()
     add(shelf, 3)
@@ -530,7 +530,7 @@ def test_a_log_that_lost_its_end_never_replaces_the_backup(more):
     assert hard(folder) == []
 
 
-def test_a_damaged_log_is_not_backed_up():
+def test_a_damaged_log_is_refused_and_the_earlier_backup_kept():
     shelf, folder = filled(), MemoryDisk()
     manifest, _ = create(shelf.disk, folder)
     end = shelf.store.log.end
@@ -545,7 +545,7 @@ def test_a_damaged_log_is_not_backed_up():
     assert hard(folder) == []
 
 
-def test_a_full_disk_keeps_the_backup_and_gets_its_room_back():
+def test_a_full_backup_disk_keeps_the_old_backup_and_frees_the_partial_files():
     shelf, folder = filled(), MemoryDisk()
     manifest, _ = create(shelf.disk, folder)
     used = folder.space().used
@@ -563,7 +563,7 @@ def test_a_full_disk_keeps_the_backup_and_gets_its_room_back():
     assert log_bytes(restored(folder)) == log_bytes(shelf.disk)
 
 
-def test_a_backup_that_was_cut_is_not_continued():
+def test_a_backup_with_a_truncated_log_file_is_not_continued():
     shelf, folder = filled(), MemoryDisk()
     create(shelf.disk, folder)
     name = folder.names("log")[-1]
@@ -588,7 +588,7 @@ def test_a_manifest_of_a_newer_version_is_refused():
 
 
 @pytest.mark.parametrize("path", ["manifest.json", "manifest.json.old"])
-def test_a_manifest_that_may_or_may_not_be_durable_keeps_all_that_it_names(path):
+def test_a_failed_manifest_sync_leaves_all_files_of_the_new_backup(path):
     shelf, folder = filled(), MemoryDisk()
     create(shelf.disk, folder)
     add(shelf, 8)
@@ -620,7 +620,7 @@ def interrupted(source, folder, name):
     folder.on_write = None
 
 
-def test_an_interrupted_first_backup_is_continued():
+def test_an_interrupted_first_backup_continues_where_it_stopped():
     shelf, folder = filled(20), MemoryDisk()
     *_, before_last, last = (f"log/{name}" for name in shelf.disk.names("log"))
     interrupted(shelf.disk, folder, last)
@@ -634,7 +634,7 @@ def test_an_interrupted_first_backup_is_continued():
     assert log_bytes(restored(folder)) == log_bytes(shelf.disk)
 
 
-def test_a_large_file_of_an_interrupted_first_backup_is_continued(monkeypatch):
+def test_an_interrupted_first_backup_continues_inside_a_large_file(monkeypatch):
     monkeypatch.setattr(spans, "_WINDOW", 2000)
     monkeypatch.setattr(creation, "_SYNCED_AT_ONCE", 1000)
     monkeypatch.setattr(creation, "_NOTED_AT_ONCE", 4000)
@@ -662,7 +662,7 @@ def test_a_large_file_of_an_interrupted_first_backup_is_continued(monkeypatch):
     assert log_bytes(restored(folder)) == log_bytes(shelf.disk)
 
 
-def test_an_interrupted_first_backup_of_another_history_begins_again():
+def test_an_interrupted_first_backup_restarts_if_the_log_has_diverged():
     shelf, folder = filled(4), MemoryDisk()
     other = shelf.disk.clone()
     add(shelf, 16)
@@ -678,7 +678,7 @@ def test_an_interrupted_first_backup_of_another_history_begins_again():
     assert log_bytes(restored(folder)) == log_bytes(again.disk)
 
 
-def test_a_first_backup_that_finds_a_full_disk_is_continued():
+def test_a_first_backup_that_filled_the_disk_continues_once_there_is_room():
     shelf, folder = filled(20), MemoryDisk()
     folder.capacity = 8 * 4096
 
@@ -737,7 +737,7 @@ def test_a_crash_during_a_restore_leaves_a_directory_that_does_not_start(steps):
         for seed in range(3):
             cut = disk.clone()
             cut.crash(SeededEntropy(seed))
-            is_refused = any(each.refuses_start for each in Inspection(cut).findings())
+            is_refused = any(finding.refuses_start for finding in Inspection(cut).findings())
             if not is_refused and files_of(cut):
                 finished.append(event)
                 assert log_bytes(cut) == log_bytes(shelf.disk), event
@@ -747,7 +747,7 @@ def test_a_crash_during_a_restore_leaves_a_directory_that_does_not_start(steps):
 
 
 def files_of(disk):
-    """The files that a start looks at."""
+    """The files that a start reads."""
     inside = [f"{folder}/{name}" for folder in ("config", "log") for name in disk.names(folder)]
     beside = [name for name in ("identity", "high-water") if name in disk.names("")]
     return {path for path in (*inside, *beside) if not path.endswith(".new")}
@@ -756,7 +756,7 @@ def files_of(disk):
 # --- damage ---
 
 
-def test_a_changed_byte_in_any_file_is_found():
+def test_verification_finds_a_flipped_bit_in_any_backup_file():
     shelf, folder = filled(), MemoryDisk()
     rewrite(shelf.disk, "audit/000000.jsonl", b"one\ntwo\n")
     create(shelf.disk, folder)
@@ -771,10 +771,12 @@ def test_a_changed_byte_in_any_file_is_found():
 
             found = hard(damaged)
 
-            assert [each for each in found if path in (each.file, f"log/{each.file}")], path
+            assert [
+                finding for finding in found if path in (finding.file, f"log/{finding.file}")
+            ], path
 
 
-def test_a_file_that_is_missing_or_cut_is_found():
+def test_verification_finds_missing_and_truncated_log_files():
     folder = MemoryDisk()
     create(filled().disk, folder)
     for name in folder.names("log"):
@@ -785,11 +787,14 @@ def test_a_file_that_is_missing_or_cut_is_found():
             else:
                 damaged.open(f"log/{name}").truncate(size)
 
-            assert [each for each in hard(damaged) if each.severity == "loss"], (name, size)
+            assert [finding for finding in hard(damaged) if finding.severity == "loss"], (
+                name,
+                size,
+            )
 
 
 @pytest.mark.parametrize("is_missing", [True, False])
-def test_a_damaged_index_is_named_and_does_not_prevent_a_restore(is_missing):
+def test_verification_reports_a_damaged_index_and_the_restore_still_works(is_missing):
     shelf, folder = filled(20), MemoryDisk()
     shelf.checkpoint()
     create(shelf.disk, folder)
@@ -802,10 +807,10 @@ def test_a_damaged_index_is_named_and_does_not_prevent_a_restore(is_missing):
     target = MemoryDisk()
 
     verification = Verification(folder)
-    found = [each for each in verification.findings() if each.severity != "note"]
+    found = [finding for finding in verification.findings() if finding.severity != "note"]
     restore(folder, verification.manifest, target, damaged=verification.damaged)
 
-    assert {each.file for each in found} == {path, "manifest.json"}
+    assert {finding.file for finding in found} == {path, "manifest.json"}
     assert verification.is_restorable
     assert path.removeprefix("index/") not in target.names("index")
     assert list(Inspection(target).findings()) == []
@@ -813,7 +818,7 @@ def test_a_damaged_index_is_named_and_does_not_prevent_a_restore(is_missing):
 
 
 @pytest.mark.parametrize("size", [None, 0, 500])
-def test_what_is_left_of_a_damaged_backup_can_be_restored(size):
+def test_the_intact_files_of_a_damaged_backup_can_be_restored(size):
     folder, target = MemoryDisk(), MemoryDisk()
     create(filled(20).disk, folder)
     name = folder.names("log")[-2]
@@ -827,11 +832,11 @@ def test_what_is_left_of_a_damaged_backup_can_be_restored(size):
     assert not verification.is_restorable
     restore(folder, verification.manifest, target, damaged=verification.damaged)
 
-    assert any(each.refuses_start for each in Inspection(target).findings())
+    assert any(finding.refuses_start for finding in Inspection(target).findings())
     assert len(target.names("log")) == len(folder.names("log"))
 
 
-def test_two_damaged_manifests_are_an_error_and_not_an_empty_folder():
+def test_two_damaged_manifests_are_an_error_and_not_taken_for_an_empty_folder():
     folder = MemoryDisk()
     shelf = filled()
     create(shelf.disk, folder)
@@ -844,7 +849,7 @@ def test_two_damaged_manifests_are_an_error_and_not_an_empty_folder():
         create(shelf.disk, folder)
 
 
-def test_one_damaged_manifest_is_replaced_by_the_other_and_written_again():
+def test_the_second_manifest_replaces_a_damaged_one_and_rewrites_it():
     folder = MemoryDisk()
     shelf = filled()
     create(shelf.disk, folder)
@@ -857,7 +862,7 @@ def test_one_damaged_manifest_is_replaced_by_the_other_and_written_again():
     assert hard(folder) == []
 
 
-def test_a_file_that_changes_after_it_was_verified_fails_the_restore():
+def test_a_file_damaged_after_verification_fails_the_restore():
     folder = MemoryDisk()
     manifest, _ = create(filled().disk, folder)
     folder.flip_bit(f"log/{folder.names('log')[0]}", 100)

@@ -1,4 +1,4 @@
-"""RocketMQ's names and its broker.conf: what becomes of each line before a broker starts."""
+"""RocketMQ's setting names and its broker.conf: how each line is read before a broker starts."""
 
 from contextlib import suppress
 
@@ -65,7 +65,7 @@ haListenPort=10912
 
 
 class Conf:
-    """A broker.conf, and what was noted of it."""
+    """A broker.conf and the notes about it."""
 
     def __init__(self, path):
         self.path = path
@@ -99,7 +99,7 @@ def conf(tmp_path):
 # Whole files
 
 
-def test_rocketmqs_own_file_starts_a_broker(conf):
+def test_the_stock_broker_conf_loads_without_notes(conf):
     found = conf.load(STOCK)
 
     assert (found.name, found.cluster) == ("broker-a", "DefaultCluster")
@@ -107,7 +107,7 @@ def test_rocketmqs_own_file_starts_a_broker(conf):
     assert conf.notes == []
 
 
-def test_the_lines_of_a_tutorial_start_a_broker(conf):
+def test_tutorial_settings_load_and_the_check_interval_counts_as_seconds(conf):
     found = conf.load(SEEDS)
 
     assert found.delay.levels_ms()[18] == 86_400_000
@@ -122,7 +122,7 @@ def test_the_lines_of_a_tutorial_start_a_broker(conf):
     )
 
 
-def test_a_common_file_starts_a_broker_and_says_in_one_line_what_had_no_meaning(conf):
+def test_a_common_broker_conf_loads_and_one_note_lists_the_unused_settings(conf):
     found = conf.load(COMMON)
 
     assert found.listen == "127.0.0.1:10921"
@@ -145,7 +145,7 @@ def test_a_common_file_starts_a_broker_and_says_in_one_line_what_had_no_meaning(
     )
 
 
-def test_many_names_without_a_meaning_are_counted(conf):
+def test_the_note_of_unused_settings_lists_20_and_counts_the_rest(conf):
     names = [name for name, meaning in NAMES.items() if isinstance(meaning, Unused)]
     conf.load("".join(f"{name}=1\n" for name in names))
 
@@ -154,7 +154,7 @@ def test_many_names_without_a_meaning_are_counted(conf):
     assert f" and {len(names) - 20} more; " in note
 
 
-def test_a_name_without_a_meaning_in_an_argument_is_noted_too(conf):
+def test_an_unused_setting_in_an_argument_is_noted_too(conf):
     conf.load("", "sendMessageThreadPoolNums=8")
 
     assert conf.notes == [
@@ -165,7 +165,7 @@ def test_a_name_without_a_meaning_in_an_argument_is_noted_too(conf):
 # Names
 
 
-def test_every_name_leads_to_a_setting_or_says_why_not():
+def test_every_rocketmq_name_maps_to_a_setting_or_gives_a_reason():
     keys = kinds_of(BrokerSettings)
 
     for meaning in NAMES.values():
@@ -179,14 +179,14 @@ def test_every_name_leads_to_a_setting_or_says_why_not():
                 assert meaning.why
 
 
-def test_no_setting_of_ours_has_a_name_of_rocketmqs_for_something_else():
+def test_no_txmq_setting_shares_its_name_with_a_rocketmq_setting():
     assert not NAMES.keys() & kinds_of(BrokerSettings).keys()
 
 
 @pytest.mark.parametrize(
     ("name", "meaning"), [(n, m) for n, m in NAMES.items() if isinstance(m, OneValue)]
 )
-def test_a_name_with_one_value_takes_that_and_refuses_others(conf, name, meaning):
+def test_a_setting_with_one_allowed_value_refuses_all_others(conf, name, meaning):
     assert conf.load(f"{name}={meaning.value}\n") == BrokerSettings()
     assert conf.complaint(f"\n{name}=other\n") == (
         f"{name} cannot be 'other' (in {conf.path}, line 2); "
@@ -194,19 +194,19 @@ def test_a_name_with_one_value_takes_that_and_refuses_others(conf, name, meaning
     )
 
 
-def test_a_line_that_the_seeds_put_into_a_brokers_file_is_answered_with_the_producers_setting(conf):
+def test_a_producer_setting_in_a_broker_conf_is_refused_with_its_producer_name(conf):
     said = conf.complaint("retryAnotherBrokerWhenNotStoreOK=true\n")
 
     assert "ProducerSettings(retry_not_safe=True)" in said
     assert "setRetryAnotherBrokerWhenNotStoreOK(true)" in said
 
 
-def test_the_time_that_a_slave_has_bounds_how_long_an_answer_waits(conf):
+def test_slave_timeout_sets_replication_wait_max(conf):
     assert conf.load("slaveTimeout=1500\n").replication.wait_max == 1.5
 
 
 @pytest.mark.parametrize("line", ["aclEnable=true", "brokerRole=MASTER", "brokerId=-1"])
-def test_promises_that_cannot_be_kept_are_refused_from_arguments_too(conf, line):
+def test_unsupported_values_are_refused_in_arguments_too(conf, line):
     assert f"(in argument {line}); it takes" in conf.complaint("", line)
 
 
@@ -221,7 +221,7 @@ def test_promises_that_cannot_be_kept_are_refused_from_arguments_too(conf, line)
         ("segment_size=1GiB", "store.segment_size"),
     ],
 )
-def test_an_unknown_name_is_an_error_with_the_nearest(conf, line, near):
+def test_an_unknown_setting_is_an_error_that_suggests_the_nearest_name(conf, line, near):
     name = line.partition("=")[0]
 
     assert conf.complaint(f"# a comment\n{line}\n") == (
@@ -252,7 +252,7 @@ def test_an_unknown_name_is_an_error_with_the_nearest(conf, line, near):
         ("transactionCheckInterval=often", "it takes a duration above 0 such as 20s"),
     ],
 )
-def test_a_value_that_cannot_be_is_named_with_its_line(conf, line, says):
+def test_an_invalid_value_is_refused_with_its_line_number(conf, line, says):
     name, _, value = line.partition("=")
     complaint = conf.complaint(f"\n\n{line}\n")
 
@@ -267,14 +267,14 @@ def test_a_value_that_cannot_be_is_named_with_its_line(conf, line, says):
         ("diskSpaceCleanForciblyRatio=95", "retention marks must rise"),
     ],
 )
-def test_a_value_out_of_range_is_named_with_its_line(conf, line, says):
+def test_an_out_of_range_value_is_refused_with_its_line_number(conf, line, says):
     complaint = conf.complaint(f"{line}\n")
 
     assert complaint.startswith(says)
     assert complaint.endswith(f" ({line} in {conf.path}, line 1)")
 
 
-def test_a_setting_that_is_not_to_blame_is_not_named(conf):
+def test_an_error_does_not_name_settings_that_are_valid(conf):
     assert "brokerName" not in conf.complaint("brokerName=b\ndefaultTopicQueueNums=5000\n")
 
 
@@ -296,17 +296,17 @@ def test_a_setting_that_is_not_to_blame_is_not_named(conf):
         ("brokerIP1=2001:db8::1", "[::]:10911", "[2001:db8::1]:10911"),
     ],
 )
-def test_addresses(conf, lines, listen, advertise):
+def test_address_settings_combine_into_listen_and_advertise(conf, lines, listen, advertise):
     found = conf.load(lines)
 
     assert (found.listen, found.advertise) == (listen, advertise)
 
 
-def test_every_address_needs_one_that_clients_can_use(conf):
+def test_listening_on_every_address_needs_an_advertised_address(conf):
     assert "listen '0.0.0.0:10911' is every address" in conf.complaint("bindAddress=0.0.0.0\n")
 
 
-def test_a_port_in_an_argument_keeps_the_host_of_the_file(conf):
+def test_a_listen_port_argument_keeps_the_bind_address_of_the_file(conf):
     found = conf.load("bindAddress=127.0.0.9\n", "listenPort=7")
 
     assert found.listen == "127.0.0.9:7"
@@ -315,7 +315,7 @@ def test_a_port_in_an_argument_keeps_the_host_of_the_file(conf):
 # Which source counts
 
 
-def test_arguments_count_over_variables_and_those_over_the_file(conf):
+def test_arguments_override_variables_and_variables_override_the_file(conf):
     environ = {"TXMQ_NAME": "variable"}
 
     assert conf.load("brokerName=file\n").name == "file"
@@ -324,11 +324,11 @@ def test_arguments_count_over_variables_and_those_over_the_file(conf):
     assert conf.load("brokerName=file\n", "name=told", environ=environ).name == "told"
 
 
-def test_of_two_lines_with_one_name_the_later_counts(conf):
+def test_the_last_line_of_a_repeated_setting_wins(conf):
     assert conf.load("brokerName=a\nbrokerName=b\n").name == "b"
 
 
-def test_a_setting_by_two_names_must_be_the_same_in_both(conf):
+def test_two_names_of_one_setting_must_have_equal_values(conf):
     size = 1 << 25
     same = f"mapedFileSizeCommitLog={size}\nmappedFileSizeCommitLog={size}\n"
 
@@ -353,7 +353,7 @@ def test_a_setting_by_two_names_must_be_the_same_in_both(conf):
         ("broker.txt", "[retention]\nkeep = 3600\n[topics]\n"),
     ],
 )
-def test_the_name_says_what_a_file_is_written_in_or_else_its_content(conf, tmp_path, name, text):
+def test_the_file_format_follows_from_its_name_or_else_from_its_content(conf, tmp_path, name, text):
     path = tmp_path / name
     path.write_text(text)
     found = conf.load_file(path)
@@ -376,7 +376,9 @@ def test_the_name_says_what_a_file_is_written_in_or_else_its_content(conf, tmp_p
         ("b.toml", "brokerName=b", "RocketMQ's broker.conf with .conf or .properties"),
     ],
 )
-def test_a_file_in_the_other_format_is_told(conf, tmp_path, name, text, says):
+def test_toml_in_a_properties_file_and_the_reverse_are_refused_with_the_line(
+    conf, tmp_path, name, text, says
+):
     path = tmp_path / name
     path.write_text(text)
 
@@ -385,7 +387,7 @@ def test_a_file_in_the_other_format_is_told(conf, tmp_path, name, text, says):
     assert says in str(caught.value)
 
 
-def test_a_file_that_is_not_utf8_is_told_with_the_line(conf):
+def test_a_file_that_is_not_utf8_is_refused_with_the_line(conf):
     conf.path.write_bytes("brokerName=b\n#所属集群名字\n".encode("gbk"))
 
     with pytest.raises(ConfigError, match="broker.conf, line 2, is not UTF-8"):
@@ -393,7 +395,7 @@ def test_a_file_that_is_not_utf8_is_told_with_the_line(conf):
 
 
 @given(st.text(max_size=60))
-def test_any_text_is_settings_or_one_clear_error(tmp_path_factory, text):
+def test_any_file_text_loads_or_raises_a_config_error(tmp_path_factory, text):
     conf = Conf(tmp_path_factory.getbasetemp() / "any.conf")
     conf.path.write_bytes(text.encode("utf-8", "replace"))
 

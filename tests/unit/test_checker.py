@@ -1,4 +1,4 @@
-"""Whom the checker asks, where a group has very many members."""
+"""Which member the checker asks in a group with very many members."""
 
 from types import SimpleNamespace
 
@@ -20,7 +20,7 @@ COUNT = 2000
 
 
 class Member:
-    """A connection that counts how often anybody looks at it."""
+    """A connection that counts how often it is looked at."""
 
     def __init__(self, looks):
         self.looks, self.is_backed_up = looks, False
@@ -36,9 +36,9 @@ def crowd():
     """A checker, its members, and the looks at them."""
     clients, looks = Clients(), []
     members = [Member(looks) for _ in range(COUNT)]
-    for number, each in enumerate(members):
+    for number, member in enumerate(members):
         beat = Heartbeat(f"client-{number}", [ProducerRegistration(GROUP)], [])
-        clients.beat(each, beat, "PYTHON", 1, 0.0)
+        clients.beat(member, beat, "PYTHON", 1, 0.0)
     transactions = SimpleNamespace(halves=SimpleNamespace(pending=PendingTransactions()))
     return Checker(transactions, clients, None, None), members, looks
 
@@ -48,7 +48,7 @@ def half(offset, origin, checks=0):
 
 
 @pytest.mark.parametrize("origin", ["client-1999", "gone"])
-def test_no_more_members_are_looked_at_than_needed(crowd, origin):
+def test_the_checker_looks_at_few_members_to_choose_one(crowd, origin):
     checker, members, looks = crowd
     first = checker._choose(half(3, origin), None)
     second = checker._choose(half(3, origin), first.connection)
@@ -58,19 +58,19 @@ def test_no_more_members_are_looked_at_than_needed(crowd, origin):
     assert looks == [first.connection, first.connection, second.connection]
 
 
-def test_all_have_their_turn_and_the_only_one_is_asked_again(crowd):
+def test_checks_go_to_all_members_in_turn_and_again_to_the_only_one_left(crowd):
     checker, members, _ = crowd
     turns = [checker._choose(half(7, "client-5", checks), None) for checks in range(COUNT)]
-    assert {each.connection for each in turns} == set(members)
-    for each in members[1:]:
-        each.is_backed_up = True
+    assert {member.connection for member in turns} == set(members)
+    for member in members[1:]:
+        member.is_backed_up = True
     assert checker._choose(half(7, "client-5"), members[0]).connection is members[0]
     members[0].is_backed_up = True
     assert checker._choose(half(7, "client-5"), None) is None
 
 
 def test_a_transaction_decided_before_its_last_check_counts_is_not_parked():
-    """Without syncs, the time stamp of a parking may first end a turn that has the decision."""
+    """With async flush, the time stamp of a parking may first end a turn with the decision."""
     shelf = Shelf()
     shelf.prepare(b"half", unique="U1")
     shelf.flush()

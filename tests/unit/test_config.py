@@ -55,12 +55,12 @@ def toml(tmp_path, text):
 # Sources
 
 
-def test_without_sources_the_defaults_stand():
+def test_without_any_source_all_settings_have_their_defaults():
     assert load(Outer) == Outer()
     assert load(BrokerSettings) == BrokerSettings()
 
 
-def test_a_file_gives_values_in_types_of_its_own(tmp_path):
+def test_a_toml_file_sets_values_of_every_type(tmp_path):
     path = toml(
         tmp_path,
         'name = "m"\ncount = 4\nshare = 1\non = true\nhosts = ["a", "b"]\n'
@@ -77,7 +77,7 @@ def test_a_file_gives_values_in_types_of_its_own(tmp_path):
     )
 
 
-def test_a_file_may_give_numbers_for_durations_and_sizes(tmp_path):
+def test_a_toml_file_may_write_durations_and_sizes_as_numbers(tmp_path):
     path = toml(tmp_path, "inner = {pause = 1.5, room = 99}\nshare = 0.0000001\n")
 
     found = load(Outer, file=path)
@@ -85,7 +85,7 @@ def test_a_file_may_give_numbers_for_durations_and_sizes(tmp_path):
     assert (found.inner.pause, found.inner.room, found.share) == (1.5, 99, 1e-7)
 
 
-def test_variables_give_texts():
+def test_environment_variables_set_values_of_every_type_as_text():
     environ = {
         "TXMQ_NAME": "m",
         "TXMQ_COUNT": "-4",
@@ -102,7 +102,7 @@ def test_variables_give_texts():
     assert (found.hosts, found.inner.mode) == (("a", "b"), "fast")
 
 
-def test_each_source_stands_over_the_one_before(tmp_path):
+def test_variables_override_the_file_and_arguments_override_variables(tmp_path):
     path = toml(tmp_path, "count = 1\nname = 'file'\n[inner]\nroom = 100\n")
     environ = {"TXMQ_COUNT": "2", "TXMQ_INNER__ROOM": "200"}
 
@@ -115,27 +115,27 @@ def test_changing_one_setting_of_a_group_keeps_the_groups_own_defaults():
     assert load(Outer, arguments=["inner.mode=fast"]).inner == Inner(mode="fast", room=Size(2048))
 
 
-def test_a_value_may_hold_the_sign_that_ends_the_key():
+def test_an_argument_value_may_contain_an_equals_sign():
     assert load(Outer, arguments=["name=a=b"]).name == "a=b"
 
 
-def test_a_value_may_be_empty_where_it_is_text():
+def test_a_text_setting_may_be_empty():
     assert load(Outer, arguments=["name="]).name == ""
 
 
-def test_variables_for_tests_and_reserved_ones_are_no_settings():
+def test_variables_for_tests_and_reserved_variables_are_not_settings():
     environ = {"TXMQ_TEST_REDIS_URL": "x", "TXMQ_CONFIG": "y"}
 
     assert load(Outer, environ=environ, reserved=["TXMQ_CONFIG"]) == Outer()
 
 
-def test_the_environment_is_not_read_unasked(monkeypatch):
+def test_load_ignores_the_process_environment_unless_it_is_passed(monkeypatch):
     monkeypatch.setitem(os.environ, "TXMQ_NAME", "leaked")
 
     assert load(Outer).name == "n"
 
 
-def test_an_empty_group_in_a_file_is_no_mistake(tmp_path):
+def test_an_empty_toml_table_is_accepted(tmp_path):
     assert load(Outer, file=toml(tmp_path, "[inner]\n")) == Outer()
 
 
@@ -180,7 +180,7 @@ FLSH, FLUSH, QUICK = "store.flsh=async", "flush=async", "store.flush=quick"
         ("retention.delete_at=04;", "retention.delete_at cannot be '04;'"),
     ],
 )
-def test_a_mistake_is_told_in_one_sentence(argument, text):
+def test_an_invalid_argument_is_refused_with_a_clear_message(argument, text):
     with pytest.raises(ConfigError) as caught:
         load(BrokerSettings, arguments=[argument])
 
@@ -198,16 +198,16 @@ def test_a_mistake_is_told_in_one_sentence(argument, text):
         ["retention.delete_at=0;04; 23"],
     ],
 )
-def test_addresses_and_hours_that_can_be_are_taken(arguments):
+def test_valid_addresses_and_hours_are_accepted(arguments):
     load(BrokerSettings, arguments=arguments)
 
 
-def test_a_mistake_in_a_variable_names_the_variable():
+def test_an_error_in_a_variable_names_the_variable():
     with pytest.raises(ConfigError, match=r"in variable TXMQ_STORE__FLSH\)"):
         load(BrokerSettings, environ={"TXMQ_STORE__FLSH": "async"})
 
 
-def test_a_mistake_in_a_file_names_the_file(tmp_path):
+def test_an_error_in_a_file_names_the_file(tmp_path):
     path = toml(tmp_path, "[store]\nflsh = 'async'\n")
 
     with pytest.raises(ConfigError) as caught:
@@ -238,19 +238,19 @@ def test_a_mistake_in_a_file_names_the_file(tmp_path):
         ("name = ", "is not a TOML file"),
     ],
 )
-def test_a_file_of_the_wrong_types_is_refused(tmp_path, text, told):
+def test_a_file_value_of_the_wrong_type_is_refused(tmp_path, text, told):
     with pytest.raises(ConfigError) as caught:
         load(Outer, file=toml(tmp_path, text))
 
     assert told in str(caught.value)
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path):
+def test_a_missing_settings_file_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="cannot read settings from .*nowhere.toml: No such file"):
         load(Outer, file=tmp_path / "nowhere.toml")
 
 
-def test_a_file_that_is_no_text_is_told(tmp_path):
+def test_a_settings_file_that_is_not_utf8_is_refused(tmp_path):
     path = tmp_path / "t.toml"
     path.write_bytes(b"name = '\xff'")
 
@@ -270,7 +270,7 @@ def test_a_setting_without_a_default_must_be_given():
     with pytest.raises(ConfigError, match="group.token has no default.*TXMQ_GROUP__TOKEN"):
         load(Required)
     assert load(Required, arguments=["group.token=t"]) == Required(group=Group(token="t"))
-    assert [each.default for each in describe(Required)] == [""]
+    assert [setting.default for setting in describe(Required)] == [""]
 
 
 # Units
@@ -283,14 +283,14 @@ def test_a_setting_without_a_default_must_be_given():
         ("1.5", 1.5), ("1h30m", 5400), ("1h 30m", 5400), (" 2 s ", 2), ("1.5H", 5400), ("0", 0),
     ],
 )  # fmt: skip
-def test_durations(text, seconds):
+def test_durations_are_parsed(text, seconds):
     assert parse_duration(text) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(
     "text", ["", " ", "s", "-1s", "1x", "1h30", "30 1h", "1,5s", "1e3", "nan", "1s!", "1.s"]
 )
-def test_no_durations(text):
+def test_invalid_durations_are_refused(text):
     with pytest.raises(ValueError, match="a duration such as"):
         parse_duration(text)
 
@@ -302,31 +302,31 @@ def test_no_durations(text):
         ("1.5KiB", 1536), ("2tib", 1 << 41), (" 8 kb ", 8000), ("9007199254740993", 2**53 + 1),
     ],
 )  # fmt: skip
-def test_sizes(text, size):
+def test_sizes_are_parsed(text, size):
     assert parse_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "1K", "0.3B", "1.0001KiB", "-1", "KiB", "1 Gi B", "1e3"])
-def test_no_sizes(text):
+def test_invalid_sizes_are_refused(text):
     with pytest.raises(ValueError, match="a size such as"):
         parse_size(text)
 
 
 @given(st.integers(0, 2**60))
-def test_a_shown_size_reads_back(size):
+def test_a_printed_size_parses_to_the_same_value(size):
     assert parse_size(show(Size, size).strip('"')) == size
 
 
 @given(st.integers(0, 10**12).map(lambda ms: ms / 1000))
-def test_a_shown_duration_reads_back(seconds):
+def test_a_printed_duration_parses_to_the_same_value(seconds):
     assert parse_duration(show(Duration, seconds).strip('"')) == pytest.approx(seconds)
 
 
 # The reference
 
 
-def test_every_setting_is_described_by_the_text_under_it():
-    found = {each.key: each for each in describe(Outer)}
+def test_describe_gives_type_default_and_docstring_of_each_setting():
+    found = {setting.key: setting for setting in describe(Outer)}
 
     assert list(found) == [
         "name", "count", "share", "on", "hosts", "inner.mode", "inner.pause", "inner.room"
@@ -341,20 +341,22 @@ def test_every_setting_is_described_by_the_text_under_it():
     assert found["inner.room"].default == '"2KiB"'  # The group's own default, not its class's.
 
 
-def test_all_settings_of_the_broker_are_described():
-    undescribed = [each.key for each in describe(BrokerSettings) if not each.text]
+def test_every_broker_setting_has_a_description():
+    undescribed = [setting.key for setting in describe(BrokerSettings) if not setting.text]
 
     assert undescribed == []
 
 
-def test_described_defaults_are_the_defaults(tmp_path):
-    lines = [f"{each.key} = {each.default}" for each in describe(BrokerSettings)]
+def test_a_file_of_all_described_defaults_loads_the_defaults(tmp_path):
+    lines = [f"{setting.key} = {setting.default}" for setting in describe(BrokerSettings)]
 
     assert load(BrokerSettings, file=toml(tmp_path, "\n".join(lines))) == BrokerSettings()
 
 
-def test_described_variables_set_what_they_say():
-    environ = {variable(each.key): each.default.strip('"') for each in describe(BrokerSettings)}
+def test_variables_with_all_described_defaults_load_the_defaults():
+    environ = {
+        variable(setting.key): setting.default.strip('"') for setting in describe(BrokerSettings)
+    }
 
     assert load(BrokerSettings, environ=environ) == BrokerSettings()
 
@@ -368,7 +370,7 @@ def transaction(tmp_path, text="", *arguments):
     return load(BrokerSettings, file=file, arguments=arguments, aliases=NAMES).transaction
 
 
-def test_transactions_can_be_set_by_the_names_that_rocketmqs_users_know(tmp_path):
+def test_transaction_settings_have_aliases_from_rocketmq(tmp_path):
     found = transaction(
         tmp_path,
         "transactionTimeout = 20\ntransactionCheckMax = 5\ntransactionCheckInterval = 10\n",
@@ -387,7 +389,9 @@ def test_transactions_can_be_set_by_the_names_that_rocketmqs_users_know(tmp_path
         ("transaction.timeout=20s", 20.0),
     ],
 )
-def test_rocketmqs_own_spelling_counts_milliseconds(tmp_path, argument, seconds):
+def test_transaction_time_out_in_rocketmqs_spelling_counts_milliseconds(
+    tmp_path, argument, seconds
+):
     assert transaction(tmp_path, "", argument).timeout == seconds
 
 
@@ -400,7 +404,7 @@ def test_rocketmqs_own_spelling_counts_milliseconds(tmp_path, argument, seconds)
         ("", ("filter.sql=true",)),
     ],
 )
-def test_conditions_can_be_allowed_by_rocketmqs_name(tmp_path, text, arguments):
+def test_enable_property_filter_is_an_alias_of_filter_sql(tmp_path, text, arguments):
     file = tmp_path / "broker.toml"
     file.write_text(text)
 
@@ -408,7 +412,7 @@ def test_conditions_can_be_allowed_by_rocketmqs_name(tmp_path, text, arguments):
     assert not BrokerSettings().filter.sql
 
 
-def test_delay_levels_may_have_rocketmqs_name(tmp_path):
+def test_message_delay_level_is_an_alias_of_delay_levels(tmp_path):
     file = tmp_path / "broker.toml"
     file.write_text('messageDelayLevel = "1s 1m 1d"\n')
 
@@ -428,12 +432,12 @@ def test_delay_levels_may_have_rocketmqs_name(tmp_path):
         ("1s 0s", "are durations above 0"),
     ],
 )
-def test_delay_levels_that_are_none_are_named(levels, complaint):
+def test_invalid_delay_levels_are_refused_by_name(levels, complaint):
     with pytest.raises(ConfigError, match=f"delay.levels {complaint}"):
         load(BrokerSettings, arguments=[f"delay.levels={levels}"])
 
 
-def test_the_interval_of_checks_is_in_milliseconds_as_rocketmq_counts(tmp_path):
+def test_a_check_interval_of_60000_counts_as_milliseconds(tmp_path):
     assert transaction(tmp_path, "transactionCheckInterval = 60000\n").check_interval == 60.0
     with pytest.raises(ConfigError, match="transactionTimeout cannot be 60000 .*60s or 6000"):
         transaction(tmp_path, "transactionTimeout = 60000\n")
@@ -450,12 +454,12 @@ def test_the_interval_of_checks_is_in_milliseconds_as_rocketmq_counts(tmp_path):
         "retention.refuse_halves_above=0",
     ],
 )
-def test_transactions_are_not_checked_in_ways_that_cannot_work(tmp_path, argument):
+def test_impossible_transaction_check_settings_are_refused(tmp_path, argument):
     with pytest.raises(ConfigError):
         transaction(tmp_path, "", argument)
 
 
-def test_an_argument_counts_over_everything_whatever_name_it_uses(tmp_path):
+def test_an_argument_overrides_file_and_variable_under_either_name(tmp_path):
     file = tmp_path / "broker.toml"
     file.write_text("transactionTimeout = 20\n")
     environ = {"TXMQ_TRANSACTION__TIMEOUT": "30"}
@@ -470,18 +474,18 @@ def test_an_argument_counts_over_everything_whatever_name_it_uses(tmp_path):
     assert timeout("transaction.timeout=4", "transactionTimeout=9") == 9.0
 
 
-def test_a_file_says_a_setting_by_one_of_its_names(tmp_path):
+def test_a_file_that_sets_a_setting_under_both_names_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="twice"):
         transaction(tmp_path, "transactionTimeout = 20\n[transaction]\ntimeout = 30\n")
 
 
 @pytest.mark.parametrize("text", ["6000.0", "6000"])
-def test_milliseconds_may_have_a_point(tmp_path, text):
+def test_transaction_time_out_may_have_a_decimal_point(tmp_path, text):
     assert transaction(tmp_path, f"transactionTimeOut = {text}\n").timeout == 6.0
     with pytest.raises(ConfigError):
         transaction(tmp_path, f"transactionTimeout = {text}\n")
 
 
-def test_no_duration_is_endless():
+def test_a_duration_of_400_digits_is_refused():
     with pytest.raises(ValueError, match="duration"):
         parse_duration("9" * 400)

@@ -20,7 +20,7 @@ async def view_at(client):
 
 
 @run_by(in_set)
-async def test_a_broker_without_followers_has_none(stage, /):
+async def test_the_copies_view_of_a_broker_without_followers_lists_none(stage, /):
     await stage.first.lead()
     client = await stage.first.client()
     view = await view_at(client)
@@ -29,7 +29,7 @@ async def test_a_broker_without_followers_has_none(stage, /):
 
 
 @run_by(in_set)
-async def test_a_follower_has_its_place_in_the_log_and_its_connection(stage, /):
+async def test_the_copies_view_shows_a_followers_position_and_address(stage, /):
     client = await stage.copied()
     view = await view_at(client)
     (follower,) = view.followers
@@ -45,7 +45,7 @@ async def test_a_follower_has_its_place_in_the_log_and_its_connection(stage, /):
 
 
 @run_by(in_set)
-async def test_a_set_without_a_coordinator_is_not_changed_by_requests(stage, /):
+async def test_changing_a_set_without_a_coordinator_is_refused(stage, /):
     await stage.first.lead()
     client = await stage.first.client()
     wanted = SetChange("remove", "m2", "Li Na", "a slow disk")
@@ -64,7 +64,7 @@ class Store:
 
 @pytest.fixture
 def ticked():
-    """The lag of a copy after the log has ended at some positions, one a second."""
+    """The lag of a copy after the log ended at the given positions, one per second."""
     store, clock = Store(), SimpleNamespace(now=100.0)
     clock.monotonic = lambda: clock.now
     settings = ReplicationSettings(lag_max=10)
@@ -80,7 +80,7 @@ def ticked():
     return ticked
 
 
-def test_a_copy_is_as_old_as_the_last_moment_at_which_it_was_whole(ticked):
+def test_a_copys_lag_counts_from_the_last_moment_it_was_complete(ticked):
     lag_of = ticked(10, 20, 20, 30)
     assert [lag_of(position) for position in (30, 29, 20, 19, 10)] == [
         (0.0, False),
@@ -91,12 +91,12 @@ def test_a_copy_is_as_old_as_the_last_moment_at_which_it_was_whole(ticked):
     ]
 
 
-def test_of_an_older_copy_only_the_least_age_is_known(ticked):
+def test_a_copy_behind_all_known_moments_has_only_a_minimum_lag(ticked):
     assert ticked(10, 20)(9) == (1.0, True)
     assert ticked(*range(30, 60))(9) == (10.0, True)
 
 
-def test_without_a_moment_nothing_is_known(ticked):
+def test_without_any_known_moment_the_lag_is_zero_or_unknown(ticked):
     lag_of = ticked()
     assert lag_of(0) == (0.0, False)
     assert lag_of(-1) == (0.0, True)

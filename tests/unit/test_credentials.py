@@ -1,4 +1,4 @@
-"""Where credentials come from, and what shows them: nothing."""
+"""Where credentials come from, and that nothing shows them."""
 
 import hashlib
 import hmac
@@ -21,12 +21,12 @@ def private(tmp_path, text):
 
 
 @given(st.binary(min_size=1, max_size=200), st.binary(max_size=300), st.binary(max_size=300))
-def test_a_signing_key_makes_hmac_sha1(secret, content, body):
+def test_a_signing_key_computes_hmac_sha1(secret, content, body):
     expected = hmac.digest(secret, content + body, hashlib.sha1)
     assert SigningKey(secret).digest(content, body) == expected
 
 
-def test_a_signature_is_that_of_the_stock_clients():
+def test_a_signature_equals_that_of_rocketmqs_clients():
     credentials = Credentials(access_key="RocketMQ", secret_key="12345678")
     fields = {"topic": "T", "a": "1", "Signature": "old", "_UNIQUE_KEY_QUERY": "true"}
     content = b"RocketMQ" + b"1" + b"T" + b"body"
@@ -34,7 +34,7 @@ def test_a_signature_is_that_of_the_stock_clients():
     assert credentials.sign(fields, b"body")["Signature"] == expected
 
 
-def test_the_environment_has_both_keys_or_a_file(tmp_path):
+def test_credentials_come_from_two_variables_or_a_file(tmp_path):
     assert load_credentials({}) is None
     both = {"TXMQ_ACCESS_KEY": "web-shop", "TXMQ_SECRET_KEY": "the secret"}
     assert load_credentials(both) == Credentials(access_key="web-shop", secret_key="the secret")
@@ -47,13 +47,13 @@ def test_the_environment_has_both_keys_or_a_file(tmp_path):
 @pytest.mark.parametrize(
     "text", ['access_key = "the secret', 'secret_key = "the secret"', "access_key = 1"]
 )
-def test_a_wrong_file_is_refused_and_its_secret_is_not_shown(tmp_path, text):
+def test_an_invalid_credentials_file_is_refused_without_showing_the_secret(tmp_path, text):
     with pytest.raises(ConfigError, match="write access_key = ") as refused:
         read_credentials(private(tmp_path, text))
     assert "the secret" not in str(refused.value)
 
 
-def test_keys_without_their_names_or_of_another_type_are_refused():
+def test_positional_or_non_text_keys_are_refused():
     with pytest.raises(ConfigError, match="name the keys: Credentials\\(access_key=") as refused:
         Credentials("web-shop", "the secret")
     assert "the secret" not in str(refused.value)
@@ -61,7 +61,7 @@ def test_keys_without_their_names_or_of_another_type_are_refused():
         Credentials(access_key="web-shop", secret_key=b"the secret")
 
 
-def test_no_text_shows_the_secret():
+def test_the_secret_appears_neither_in_repr_nor_in_errors():
     shown = repr(Credentials(access_key="web-shop", secret_key="the secret"))
     assert "web-shop" in shown
     assert "the secret" not in shown

@@ -1,4 +1,4 @@
-"""Members of a set under a coordinator whose logs are damaged: who leads, and what is lost."""
+"""Members of a set with a coordinator and damaged logs: who leads, and what is lost."""
 
 import asyncio
 from contextlib import suppress
@@ -208,7 +208,7 @@ def test_a_damaged_leader_hands_over_and_is_repaired_from_the_next_one(caplog):
 
 
 @run_by(with_members)
-async def test_bits_flipped_in_all_members_at_different_places_under_load_cost_nothing(stage, /):
+async def test_bits_flipped_in_all_members_under_load_lose_no_message(stage, /):
     await stage.started()
     await stage.filled()
     client = await stage.client()
@@ -229,9 +229,7 @@ async def test_bits_flipped_in_all_members_at_different_places_under_load_cost_n
 
 
 @run_by(with_members)
-async def test_members_that_were_damaged_at_different_places_while_stopped_repair_each_other(
-    stage, /
-):
+async def test_members_damaged_in_different_places_while_stopped_repair_each_other(stage, /):
     await stage.started()
     await stage.filled()
     for node in stage.nodes.values():
@@ -259,7 +257,7 @@ async def test_a_part_that_is_damaged_in_two_members_is_repaired_from_the_third(
 
 
 @run_by(with_members)
-async def test_a_wiped_member_of_a_damaged_leader_gets_its_log_from_the_whole_copy(stage, /):
+async def test_a_wiped_member_copies_the_log_from_the_undamaged_follower(stage, /):
     await stage.started()
     await stage.filled()
     first, wiped = stage.leader, stage.followers[0]
@@ -276,7 +274,7 @@ async def test_a_wiped_member_of_a_damaged_leader_gets_its_log_from_the_whole_co
 
 
 @pytest.mark.parametrize("has_another", [True, False])
-def test_a_member_with_known_damage_leads_only_if_no_other_one_does(has_another, caplog):
+def test_a_member_with_known_damage_leads_only_if_no_other_member_does(has_another, caplog):
     async def main(stage):
         await stage.started()
         await stage.filled()
@@ -306,7 +304,7 @@ def test_a_member_with_known_damage_leads_only_if_no_other_one_does(has_another,
 
 
 @run_by(with_members)
-async def test_damage_that_a_pull_meets_is_repaired_without_rounds(stage, /):
+async def test_damage_found_by_a_pull_is_repaired_without_verification_rounds(stage, /):
     """With ``verify_bytes_per_second = 0`` the reader finds the damage."""
     stage.verify_bytes_per_second = 0
     await stage.started()
@@ -324,7 +322,7 @@ async def test_damage_that_a_pull_meets_is_repaired_without_rounds(stage, /):
 
 
 @run_by(with_members)
-async def test_a_leader_with_a_damaged_head_has_no_follower_cut_what_it_has(stage, /):
+async def test_a_leader_with_a_damaged_span_head_does_not_make_followers_cut_their_logs(stage, /):
     stage.verify_bytes_per_second = 0
     await stage.started()
     await stage.filled()

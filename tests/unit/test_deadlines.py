@@ -1,4 +1,4 @@
-"""Deadlines: each block ends at its own time, by its own error, and cancels nobody else."""
+"""Deadlines: each block ends at its own time with its own error, and cancels no other task."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ from txmq.testing import World
 
 
 class Late(Exception):
-    """What a block raises that took too long."""
+    """Raised by a block that took too long."""
 
 
 def in_world(scenario):
@@ -28,7 +28,7 @@ async def inside(deadlines, left_s, work_s):
 
 
 @in_world
-async def test_what_takes_too_long_ends_at_its_time_and_nothing_else_does(world):
+async def test_only_blocks_that_exceed_their_deadline_end_late(world):
     deadlines, chance, ends = Deadlines(), random.Random(1), {}
     begun = world.now()
 
@@ -42,7 +42,7 @@ async def test_what_takes_too_long_ends_at_its_time_and_nothing_else_does(world)
             ends[number] = "done", world.now() - begun
 
     times = [[chance.uniform(0, 10) for _ in range(3)] for _ in range(300)]
-    await asyncio.gather(*[block(n, *each) for n, each in enumerate(times)])
+    await asyncio.gather(*[block(n, *durations) for n, durations in enumerate(times)])
     for number, (begin_s, left_s, work_s) in enumerate(times):
         word, at = ends[number]
         assert word == ("late" if left_s < work_s else "done")
@@ -50,7 +50,7 @@ async def test_what_takes_too_long_ends_at_its_time_and_nothing_else_does(world)
 
 
 @in_world
-async def test_a_block_that_comes_later_may_end_first(world):
+async def test_a_later_block_with_an_earlier_deadline_ends_first(world):
     deadlines = Deadlines()
     slow = asyncio.create_task(inside(deadlines, 100, 1000))
     await asyncio.sleep(1)
@@ -64,20 +64,20 @@ async def test_a_block_that_comes_later_may_end_first(world):
 
 
 @in_world
-async def test_no_time_left_is_late_at_once(world):
+async def test_a_block_with_no_time_left_is_late_at_once(world):
     with pytest.raises(Late):
         await inside(Deadlines(), -1, 1000)
 
 
 @in_world
-async def test_whoever_is_cancelled_by_others_stays_cancelled(world):
+async def test_a_block_cancelled_from_outside_raises_cancelled_error(world):
     deadlines = Deadlines()
     task = asyncio.create_task(inside(deadlines, 10, 1000))
     await asyncio.sleep(1)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    # At the very moment at which its time comes as well.
+    # Cancelled in the same moment in which its deadline passes.
     task = asyncio.create_task(inside(deadlines, 10, 1000))
     asyncio.get_running_loop().call_later(10, task.cancel)
     with pytest.raises(asyncio.CancelledError):
@@ -85,7 +85,7 @@ async def test_whoever_is_cancelled_by_others_stays_cancelled(world):
 
 
 @in_world
-async def test_a_block_that_ends_all_the_same_is_no_longer_cancelled(world):
+async def test_a_block_that_swallows_its_timeout_leaves_the_task_uncancelled(world):
     with Deadlines().within(1, Late), contextlib.suppress(asyncio.CancelledError):
         await asyncio.sleep(1000)
     task = asyncio.current_task()
@@ -95,7 +95,7 @@ async def test_a_block_that_ends_all_the_same_is_no_longer_cancelled(world):
 
 
 @in_world
-async def test_an_error_of_its_own_is_not_replaced(world):
+async def test_an_error_raised_inside_the_block_is_not_replaced_by_late(world):
     async def failing():
         try:
             await asyncio.sleep(1000)
@@ -107,7 +107,7 @@ async def test_an_error_of_its_own_is_not_replaced(world):
 
 
 @in_world
-async def test_one_timer_serves_all(world):
+async def test_a_thousand_blocks_share_one_timer(world):
     deadlines, loop = Deadlines(), asyncio.get_running_loop()
     made = []
     call_at = loop.call_at
@@ -126,14 +126,14 @@ async def test_one_timer_serves_all(world):
         del loop.call_at
 
 
-def test_another_loop_has_timers_of_its_own():
+def test_each_event_loop_has_its_own_timers():
     deadlines = Deadlines()
     for _ in range(2):
         with pytest.raises(Late):
             asyncio.run(inside(deadlines, 0.01, 1000))
 
 
-def test_a_loop_that_was_left_in_the_middle_disturbs_no_other():
+def test_an_abandoned_event_loop_does_not_disturb_another():
     deadlines, left = Deadlines(), asyncio.new_event_loop()
     task = left.create_task(inside(deadlines, 0.01, 1000))
     left.run_until_complete(asyncio.sleep(0))

@@ -1,4 +1,4 @@
-"""The deliverer in virtual time: never early, never late, never busy, and patient with the disk."""
+"""The deliverer in virtual time: on time, never busy, and patient with the disk."""
 
 import asyncio
 import errno
@@ -28,7 +28,7 @@ BOTH = pytest.mark.parametrize("sizes", [Sizes(), ASYNC], ids=["sync", "async"])
 
 
 def in_virtual_time(scenario):
-    """Run a test that is a coroutine, in a world of its own."""
+    """Run a coroutine test in its own world."""
 
     @wraps(scenario)
     def test(**given):
@@ -99,7 +99,7 @@ class Stage(Press):
         return wish.due_ms
 
     def in_line(self, name, line):
-        """Let a message that is due in a moment wait in a line of our choice."""
+        """Let a message that is due soon wait in a given line."""
         stored_ms = self.flusher.turn_ms()
         data = f"UNIQ_KEY\x01{name}\x02".encode() + records.real_place("T", 0)
         postmark = (0, stored_ms, HOST, stored_ms, HOST, 0, 0)
@@ -125,7 +125,7 @@ def _body(data):
 
 @BOTH
 @in_virtual_time
-async def test_each_comes_in_the_millisecond_it_is_due(sizes):
+async def test_each_message_is_delivered_in_the_millisecond_it_is_due(sizes):
     async with Stage(sizes=sizes) as stage:
         waits = [1, 2, 999, 1000, 1001, 1500, 59_999, 600_000, 600_001]
         due = {f"w{wait}": stage.later(f"w{wait}", wait) for wait in waits}
@@ -138,7 +138,7 @@ async def test_each_comes_in_the_millisecond_it_is_due(sizes):
 
 @BOTH
 @in_virtual_time
-async def test_whoever_joins_while_it_sleeps_is_not_slept_past(sizes):
+async def test_a_message_that_joins_while_the_deliverer_sleeps_comes_on_time(sizes):
     async with Stage(sizes=sizes) as stage:
         stage.later("far", 3_600_000)
         for number in range(50):
@@ -149,7 +149,7 @@ async def test_whoever_joins_while_it_sleeps_is_not_slept_past(sizes):
 
 
 @in_virtual_time
-async def test_what_is_due_together_comes_in_rounds_of_a_bounded_size(monkeypatch):
+async def test_messages_due_together_are_delivered_in_rounds_of_bounded_count(monkeypatch):
     monkeypatch.setattr(delivering, "DELIVERED_TOGETHER_MAX", 10)
     async with Stage() as stage:
         for number in range(95):
@@ -160,11 +160,11 @@ async def test_what_is_due_together_comes_in_rounds_of_a_bounded_size(monkeypatc
         assert sorted(stage.names(), key=int) == stage.names()
         assert len(stage.came) == 95
         left = [len(span.delayed.left) for span in stage.spans if span.delayed]
-        assert [each for each in left if each] == [10] * 9 + [5]
+        assert [count for count in left if count] == [10] * 9 + [5]
 
 
 @in_virtual_time
-async def test_a_round_ends_when_its_bytes_are_enough(monkeypatch):
+async def test_a_round_ends_when_it_reaches_its_byte_limit(monkeypatch):
     monkeypatch.setattr(delivering, "DELIVERED_BYTES_MAX", 3000)
     async with Stage() as stage:
         for number in range(6):
@@ -173,11 +173,11 @@ async def test_a_round_ends_when_its_bytes_are_enough(monkeypatch):
         await asyncio.sleep(6)
 
         left = [len(span.delayed.left) for span in stage.spans if span.delayed]
-        assert [each for each in left if each] == [2, 2, 2]
+        assert [count for count in left if count] == [2, 2, 2]
 
 
 @in_virtual_time
-async def test_while_a_round_is_on_its_way_to_the_disk_nobody_else_leaves():
+async def test_no_second_round_starts_while_one_is_being_synced():
     disk = MemoryDisk()
     async with Stage(disk) as stage:
         stage.later("a", 5000)
@@ -196,7 +196,7 @@ async def test_while_a_round_is_on_its_way_to_the_disk_nobody_else_leaves():
 
 
 @in_virtual_time
-async def test_idle_it_looks_once_a_second():
+async def test_an_idle_deliverer_looks_once_a_second():
     async with Stage() as stage:
         await asyncio.sleep(100)
 
@@ -204,7 +204,7 @@ async def test_idle_it_looks_once_a_second():
 
 
 class CreepingClock:
-    """A clock that is a little further whenever somebody looks, as real ones are."""
+    """A clock that moves on a little at every reading, as real clocks do."""
 
     def __init__(self, clock, readings):
         self._clock = clock
@@ -222,13 +222,13 @@ class CreepingClock:
 @pytest.mark.parametrize("ms", [0, 1, 500])
 @pytest.mark.parametrize("before", range(1, 4))
 @in_virtual_time
-async def test_who_falls_due_while_it_makes_up_its_mind_is_not_slept_past(ms, before):
+async def test_a_message_that_falls_due_while_the_deliverer_decides_comes_on_time(ms, before):
     async with Stage() as stage:
         at_ms = (stage.clock.wall_ms() // 1000 + 10) * 1000 + ms
         stage.later("a", at_ms - stage.clock.wall_ms())
         await asyncio.sleep((at_ms - before - stage.clock.wall_ms()) / 1000)
         stage.deliverer._wake.set()
-        # Nothing before the deliverer's first look counts as a reading.
+        # Readings before the deliverer's first look do not count.
         stage.deliverer._clock = CreepingClock(stage.clock, iter([0, *[1] * before]))
 
         await turns(10)
@@ -241,7 +241,7 @@ async def test_who_falls_due_while_it_makes_up_its_mind_is_not_slept_past(ms, be
 
 
 @in_virtual_time
-async def test_when_the_clock_is_set_forward_what_is_due_comes_within_a_second():
+async def test_a_clock_set_forward_delivers_due_messages_within_a_second():
     async with Stage() as stage:
         stage.later("a", 3_600_000)
         await asyncio.sleep(10)
@@ -253,7 +253,7 @@ async def test_when_the_clock_is_set_forward_what_is_due_comes_within_a_second()
 
 
 @in_virtual_time
-async def test_when_the_clock_is_set_back_nobody_comes_early_and_nobody_is_lost(caplog):
+async def test_a_clock_set_back_delivers_no_message_early_and_loses_none(caplog):
     async with Stage(levels="1s 5s 10s") as stage:
         stage.at_level("a", 3)
         stage.later("b", 10_500)
@@ -270,10 +270,10 @@ async def test_when_the_clock_is_set_back_nobody_comes_early_and_nobody_is_lost(
 
 
 @in_virtual_time
-async def test_a_clock_that_was_ahead_makes_messages_late_and_never_early(caplog):
+async def test_after_a_clock_was_ahead_messages_may_be_late_and_never_early(caplog):
     async with Stage(levels="1s 5s 10s") as stage:
         stage.clock.jump(3600)
-        # One leaves every line that a short message might take.
+        # One message leaves every line that a short delay may use.
         for line in range(WHEEL_LINES):
             stage.in_line(f"{line}", stage.delays.wheel_line(line))
         stage.at_level("level", 1)
@@ -288,7 +288,7 @@ async def test_a_clock_that_was_ahead_makes_messages_late_and_never_early(caplog
         assert "held" not in stage.came
         await asyncio.sleep(20)
 
-        # It waited for the first of those who had left their lines.
+        # It waited behind the first message that had left its line.
         (came_ms,) = stage.came["held"]
         assert wanted_ms < came_ms < wanted_ms + 60_000
     assert caplog.text.count("1 message comes later than wanted") == 1
@@ -299,7 +299,7 @@ async def test_a_clock_that_was_ahead_makes_messages_late_and_never_early(caplog
 
 @BOTH
 @in_virtual_time
-async def test_with_the_disk_full_it_waits_and_goes_on(sizes):
+async def test_delivery_waits_while_the_disk_is_full_and_resumes(sizes):
     disk = MemoryDisk()
     async with Stage(disk, sizes) as stage:
         for number in range(5):
@@ -319,7 +319,7 @@ async def test_with_the_disk_full_it_waits_and_goes_on(sizes):
 
 
 @in_virtual_time
-async def test_while_sends_are_refused_those_who_wait_go_since_that_frees_the_disk():
+async def test_waiting_messages_are_delivered_while_sends_are_refused():
     async with Stage() as stage:
         due_ms = stage.later("a", 5000)
         await asyncio.sleep(1)
@@ -335,7 +335,7 @@ async def test_while_sends_are_refused_those_who_wait_go_since_that_frees_the_di
 
 
 @in_virtual_time
-async def test_what_is_staged_when_it_stops_is_drained():
+async def test_a_drain_delivers_the_messages_already_staged():
     disk = MemoryDisk()
     disk.slow_sync(0.1)
     async with Stage(disk) as stage:
@@ -354,7 +354,7 @@ async def test_what_is_staged_when_it_stops_is_drained():
 
 
 @in_virtual_time
-async def test_whom_a_damaged_index_hides_are_waited_for_and_not_passed_over(caplog):
+async def test_messages_hidden_by_a_damaged_index_are_not_skipped(caplog):
     disk = MemoryDisk()
     async with Stage(disk) as stage:
         stage.later("a", 5000)
@@ -375,7 +375,7 @@ async def test_whom_a_damaged_index_hides_are_waited_for_and_not_passed_over(cap
 
 
 @in_virtual_time
-async def test_a_disk_that_does_not_read_for_a_while_costs_nobody(caplog, monkeypatch):
+async def test_messages_are_delivered_once_an_unreadable_disk_recovers(caplog, monkeypatch):
     async with Stage() as stage:
         stage.later("a", 5000)
         stage.later("b", 5000)
@@ -395,7 +395,7 @@ def _refuses(position, size):
 
 
 @in_virtual_time
-async def test_one_that_cannot_be_read_does_not_keep_the_others(caplog):
+async def test_one_unreadable_message_does_not_block_the_others(caplog):
     async with Stage() as stage:
         stage.later("broken", 5000)
         stage.later("whole", 5000)

@@ -1,4 +1,4 @@
-"""The flusher in virtual time: who is answered when, and what a failing disk does to it."""
+"""The flusher in virtual time: when sends are answered, and what a failing disk does."""
 
 import asyncio
 import errno
@@ -19,7 +19,7 @@ BIG = b"x" * 1500
 
 
 def in_virtual_time(scenario):
-    """Run a test that is a coroutine, in a world of its own."""
+    """Run a coroutine test in its own world."""
 
     @wraps(scenario)
     def test(**given):
@@ -37,7 +37,7 @@ def disk():
 
 
 def syncs(disk):
-    """A list that grows by the path of every sync that begins."""
+    """A list that receives the path of every sync that begins."""
     paths = []
     disk.on_write = lambda event: paths.append(event.path) if event.kind == "sync" else None
     return paths
@@ -47,7 +47,7 @@ def syncs(disk):
 
 
 @in_virtual_time
-async def test_a_turn_is_one_write_one_sync_and_one_round_of_answers(disk):
+async def test_sends_of_one_turn_share_one_write_one_sync_and_one_reply_write(disk):
     async with Press(disk) as press:
         press.send(b"first")
         await asyncio.sleep(1)
@@ -65,7 +65,7 @@ async def test_a_turn_is_one_write_one_sync_and_one_round_of_answers(disk):
 
 
 @in_virtual_time
-async def test_blocking_peers_that_return_at_once_come_to_share_every_sync(disk):
+async def test_blocking_peers_end_up_sharing_every_sync(disk):
     disk.slow_sync(0.001)
     async with Press(disk) as press:
         peers = [Peer(press) for _ in range(8)]
@@ -107,12 +107,12 @@ async def test_every_peer_is_answered_in_the_order_it_asked(disk):
 
         assert len(press.acknowledged) == 30
         for peer in range(3):
-            mine = [each.offset for each in press.acknowledged if each.offset * 7 % 3 == peer]
+            mine = [placed.offset for placed in press.acknowledged if placed.offset * 7 % 3 == peer]
             assert mine == sorted(mine)
 
 
 @in_virtual_time
-async def test_nobody_is_answered_and_nothing_is_seen_before_the_disk_has_it(disk):
+async def test_messages_are_acknowledged_and_visible_only_after_the_sync(disk):
     disk.slow_sync(1.0)
     async with Press(disk) as press:
         press.send(b"one")
@@ -130,7 +130,7 @@ async def test_nobody_is_answered_and_nothing_is_seen_before_the_disk_has_it(dis
 
 
 @in_virtual_time
-async def test_what_comes_during_a_sync_is_answered_after_the_next(disk):
+async def test_messages_sent_during_a_sync_are_answered_after_the_next_one(disk):
     disk.slow_sync(1.0)
     async with Press(disk) as press:
         press.send(b"one")
@@ -154,7 +154,7 @@ def counted(histogram):
 
 
 @in_virtual_time
-async def test_messages_count_with_the_time_from_their_arrival_to_their_answer(disk):
+async def test_send_times_measure_from_arrival_to_answer(disk):
     disk.slow_sync(0.4)
     async with Press(disk) as press:
         press.send(b"one")
@@ -173,7 +173,7 @@ async def test_messages_count_with_the_time_from_their_arrival_to_their_answer(d
 
 
 @in_virtual_time
-async def test_a_turn_without_a_message_does_not_make_the_next_one_longer(disk):
+async def test_a_turn_without_messages_does_not_lengthen_the_next_send_time(disk):
     disk.slow_sync(0.2)
     async with Press(disk) as press:
         press.flusher.turn_ms()
@@ -198,7 +198,7 @@ async def test_a_message_that_the_disk_refuses_counts_in_no_histogram(disk):
 
 
 @in_virtual_time
-async def test_without_sync_an_answer_leaves_when_the_turn_ends(disk):
+async def test_with_async_flush_an_answer_leaves_when_the_turn_ends(disk):
     disk.slow_sync(60.0)
     async with Press(disk, ASYNC) as press:
         press.send(b"one")
@@ -211,7 +211,7 @@ async def test_without_sync_an_answer_leaves_when_the_turn_ends(disk):
 
 
 @in_virtual_time
-async def test_without_sync_the_log_is_made_durable_now_and_then(disk):
+async def test_with_async_flush_the_log_is_synced_after_the_interval(disk):
     async with Press(disk, ASYNC) as press:
         press.send(b"one")
         await asyncio.sleep(0.4)
@@ -226,7 +226,7 @@ async def test_without_sync_the_log_is_made_durable_now_and_then(disk):
 
 
 @in_virtual_time
-async def test_a_oneway_message_is_stored_without_an_answer(disk):
+async def test_a_one_way_message_is_stored_without_an_answer(disk):
     async with Press(disk) as press:
         press.send_oneway(b"one")
         await asyncio.sleep(1)
@@ -247,7 +247,7 @@ async def test_a_turn_in_which_nothing_is_staged_writes_nothing(disk):
 
 
 @in_virtual_time
-async def test_a_turn_that_grows_too_large_is_written_in_parts(disk, monkeypatch):
+async def test_a_large_turn_is_written_in_parts(disk, monkeypatch):
     monkeypatch.setattr(flushing, "SPAN_BYTES_MAX", 1000)
     async with Press(disk) as press:
         for number in range(30):
@@ -262,7 +262,7 @@ async def test_a_turn_that_grows_too_large_is_written_in_parts(disk, monkeypatch
 
 
 @in_virtual_time
-async def test_without_sync_a_large_turn_is_answered_in_parts(disk):
+async def test_with_async_flush_a_large_turn_is_answered_in_parts(disk):
     async with Press(disk, ASYNC) as press:
         body = b"x" * 150_000
         for _ in range(3):
@@ -278,9 +278,7 @@ async def test_without_sync_a_large_turn_is_answered_in_parts(disk):
 
 
 @in_virtual_time
-async def test_a_turn_of_oneway_messages_that_grows_too_large_is_written_in_parts(
-    disk, monkeypatch
-):
+async def test_a_large_turn_of_one_way_messages_is_written_in_parts(disk, monkeypatch):
     monkeypatch.setattr(flushing, "SPAN_BYTES_MAX", 1000)
     async with Press(disk) as press:
         for number in range(30):
@@ -294,7 +292,7 @@ async def test_a_turn_of_oneway_messages_that_grows_too_large_is_written_in_part
 
 
 @in_virtual_time
-async def test_all_messages_of_a_turn_have_one_time_and_time_never_goes_back(disk):
+async def test_messages_of_one_turn_share_a_timestamp_that_never_goes_back(disk):
     async with Press(disk) as press:
         times = []
         for jump in (0, -3600, 7200, -3600, 1):
@@ -309,7 +307,7 @@ async def test_all_messages_of_a_turn_have_one_time_and_time_never_goes_back(dis
 
 
 @in_virtual_time
-async def test_a_peer_that_is_gone_harms_nobody(disk):
+async def test_a_disconnected_peer_does_not_affect_other_peers(disk):
     async with Press(disk) as press:
         gone = Peer(press)
         press.send(b"one", peer=gone)
@@ -325,7 +323,7 @@ async def test_a_peer_that_is_gone_harms_nobody(disk):
 
 
 @in_virtual_time
-async def test_while_a_sync_is_stuck_sends_are_refused(disk):
+async def test_sends_are_refused_while_a_sync_is_stuck(disk):
     disk.slow_sync(10.0)
     async with Press(disk) as press:
         press.send(b"one")
@@ -345,7 +343,7 @@ async def test_while_a_sync_is_stuck_sends_are_refused(disk):
 
 
 @in_virtual_time
-async def test_while_too_much_waits_for_the_disk_sends_are_refused(disk, monkeypatch):
+async def test_sends_are_refused_while_too_many_bytes_wait_for_the_disk(disk, monkeypatch):
     monkeypatch.setattr(flushing, "UNSYNCED_BYTES_MAX", 4000)
     disk.slow_sync(0.5)
     async with Press(disk) as press:
@@ -366,7 +364,7 @@ async def test_while_too_much_waits_for_the_disk_sends_are_refused(disk, monkeyp
 
 
 @in_virtual_time
-async def test_what_the_broker_does_not_admit_is_refused_before_anything_is_staged(disk):
+async def test_a_send_that_is_not_admitted_is_refused_before_it_is_staged(disk):
     async with Press(disk) as press:
         press.admission.set_cause("disk", "it is full")
 
@@ -375,7 +373,7 @@ async def test_what_the_broker_does_not_admit_is_refused_before_anything_is_stag
         assert str(press.flusher.refusal()) == "it is full"
         assert press.flusher.figures()["sends_refused"] == 1
 
-        # A decision is accepted all the same, so it is not refused.
+        # Decisions are still accepted.
         assert press.flusher.decision_ms() > 0
         assert press.flusher.figures()["sends_refused"] == 1
 
@@ -390,17 +388,17 @@ async def test_what_the_broker_does_not_admit_is_refused_before_anything_is_stag
 
 @pytest.mark.parametrize("sizes", [Sizes(), ASYNC], ids=["sync", "async"])
 @in_virtual_time
-async def test_a_failed_write_refuses_its_turn_and_nothing_else(disk, sizes):
+async def test_a_failed_write_refuses_only_the_sends_of_its_turn(disk, sizes):
     disk.slow_sync(0.2)
     async with Press(disk, sizes) as press:
         press.send(b"before")
         await turns()
         press.send(b"lost")
         press.send(b"lost too", number=1)
-        # With "sync" the high-water mark of what was before is written first; it may fail.
+        # With "sync" the high-water mark of the earlier sends is written first; it may fail.
         times = 2 if sizes.flush == "sync" else 1
         disk.fail_writes(times=times, error=errno.ENOSPC)
-        await asyncio.sleep(0.3)  # virtual; the write waits for the sync that is under way
+        await asyncio.sleep(0.3)  # virtual; the write waits for the running sync
         assert [placed.body for placed in press.refused] == [b"lost", b"lost too"]
         press.send(b"after")
         await asyncio.sleep(2)
@@ -413,7 +411,7 @@ async def test_a_failed_write_refuses_its_turn_and_nothing_else(disk, sizes):
 
 
 @in_virtual_time
-async def test_a_drain_ends_though_its_write_fails(disk):
+async def test_a_drain_ends_even_if_its_write_fails(disk):
     async with Press(disk) as press:
         press.send(b"lost")
         disk.fail_writes(times=1)
@@ -427,7 +425,7 @@ async def test_a_drain_ends_though_its_write_fails(disk):
 
 
 @in_virtual_time
-async def test_a_failed_sync_stops_the_broker_and_answers_nobody(disk):
+async def test_a_failed_sync_stops_the_broker_and_acknowledges_nothing(disk):
     async with Press(disk) as press:
         press.send(b"before")
         await asyncio.sleep(1)
@@ -449,7 +447,7 @@ async def test_a_failed_sync_stops_the_broker_and_answers_nobody(disk):
 
 
 @in_virtual_time
-async def test_what_was_staged_when_the_sync_failed_is_not_written_any_more(disk):
+async def test_messages_staged_when_a_sync_fails_are_not_written(disk):
     disk.slow_sync(0.05)
     async with Press(disk) as press:
         press.send(b"one")
@@ -466,7 +464,7 @@ async def test_what_was_staged_when_the_sync_failed_is_not_written_any_more(disk
 
 
 @in_virtual_time
-async def test_without_sync_a_failed_sync_stops_the_broker_too(disk):
+async def test_with_async_flush_a_failed_sync_stops_the_broker_too(disk):
     async with Press(disk, ASYNC) as press:
         press.send(b"one")
         await turns()
@@ -479,7 +477,7 @@ async def test_without_sync_a_failed_sync_stops_the_broker_too(disk):
 
 
 @in_virtual_time
-async def test_a_sync_that_fails_in_a_checkpoint_stops_the_broker(disk):
+async def test_a_failed_sync_in_a_checkpoint_stops_the_broker(disk):
     async with Press(disk, Sizes(checkpoint_every=100)) as press:
         press.send(b"one")
         await turns(2)
@@ -493,12 +491,12 @@ async def test_a_sync_that_fails_in_a_checkpoint_stops_the_broker(disk):
 
         assert [type(problem) for problem in press.fatal] == [SyncFailed]
         assert "indexes" in str(press.fatal[0])
-        # The log's own sync passed, after the failure: who knows what it covered?
+        # The log's own sync succeeded after the failure, but nobody knows what it covered.
         assert press.bodies_acknowledged() == [b"one"]
 
 
 @in_virtual_time
-async def test_a_flusher_that_breaks_down_stops_the_broker(disk):
+async def test_an_unexpected_error_in_the_flusher_stops_the_broker(disk):
     async with Press(disk) as press:
 
         def fail(span):
@@ -517,7 +515,7 @@ async def test_a_flusher_that_breaks_down_stops_the_broker(disk):
 
 
 @in_virtual_time
-async def test_checkpoints_are_made_while_messages_go_on_coming(disk):
+async def test_checkpoints_are_made_under_load(disk):
     disk.slow_sync(0.01, 0.05)
     async with Press(disk, Sizes(checkpoint_every=1000)) as press:
         for number in range(60):
@@ -533,7 +531,7 @@ async def test_checkpoints_are_made_while_messages_go_on_coming(disk):
 
 
 @in_virtual_time
-async def test_a_drain_leaves_nothing_for_a_restart_to_do(disk):
+async def test_after_a_drain_a_restart_scans_and_cuts_nothing(disk):
     disk.slow_sync(0.3)
     for sizes in (Sizes(), ASYNC):
         async with Press(disk, sizes) as press:
@@ -553,7 +551,7 @@ async def test_a_drain_leaves_nothing_for_a_restart_to_do(disk):
 
 @pytest.mark.parametrize("flush", ["sync", "async"])
 @in_virtual_time
-async def test_messages_that_come_during_a_drain_are_stored_and_answered(disk, flush):
+async def test_messages_sent_during_a_drain_are_stored_and_answered(disk, flush):
     disk.slow_sync(0.05, 0.2)
     async with Press(disk, Sizes(checkpoint_every=1000, flush=flush)) as press:
 
@@ -576,7 +574,7 @@ async def test_messages_that_come_during_a_drain_are_stored_and_answered(disk, f
 
 
 @in_virtual_time
-async def test_indexes_that_cannot_be_saved_hold_nobody_up_and_are_tried_again_later(disk):
+async def test_failing_index_writes_delay_no_send_and_are_retried(disk):
     attempts = []
 
     def refuse(event):
@@ -603,7 +601,7 @@ async def test_indexes_that_cannot_be_saved_hold_nobody_up_and_are_tried_again_l
 
 
 @in_virtual_time
-async def test_without_sync_a_checkpoint_makes_its_log_durable_first(disk):
+async def test_with_async_flush_a_checkpoint_syncs_the_log_before_the_index(disk):
     disk.slow_sync(0.01, 0.1)
     sizes = Sizes(flush="async", flush_interval=30.0, checkpoint_every=1500)
     points = []
@@ -625,7 +623,7 @@ async def test_without_sync_a_checkpoint_makes_its_log_durable_first(disk):
 
 
 @in_virtual_time
-async def test_a_stop_during_a_sync_answers_nobody_and_loses_nothing_it_acknowledged(disk):
+async def test_a_stop_during_a_sync_sends_no_answer_and_loses_no_acknowledged_message(disk):
     async with Press(disk) as press:
         press.send(b"one")
         await asyncio.sleep(1)
@@ -642,7 +640,7 @@ async def test_a_stop_during_a_sync_answers_nobody_and_loses_nothing_it_acknowle
 
 
 @in_virtual_time
-async def test_a_stop_when_a_sync_has_just_ended_answers_nobody_and_writes_nothing(disk):
+async def test_a_stop_just_after_a_sync_sends_no_answer_and_writes_nothing(disk):
     async with Press(disk) as press:
         synced = asyncio.get_running_loop().create_future()
         disk.sync_soon = lambda files: synced
@@ -662,7 +660,7 @@ async def test_a_stop_when_a_sync_has_just_ended_answers_nobody_and_writes_nothi
 
 
 @in_virtual_time
-async def test_the_mark_follows_the_answers_and_a_stop_writes_it_first(disk):
+async def test_the_high_water_mark_is_written_after_the_answers_or_by_a_stop(disk):
     async with Press(disk) as press:
         marks, high_water = [], press.store.log.high_water
         press.on_published = lambda span: marks.append(high_water.mark)
@@ -671,7 +669,7 @@ async def test_the_mark_follows_the_answers_and_a_stop_writes_it_first(disk):
         assert marks[0].end < high_water.mark.end == press.store.log.end
 
         def stop(_):
-            # Between the answers and the mark, as another callback of the loop might.
+            # Between the answers and the mark, as another callback of the loop could.
             with pytest.raises(StopIteration):
                 press.flusher.stop().send(None)
             marks.append(high_water.mark)
@@ -691,7 +689,7 @@ async def test_the_mark_follows_the_answers_and_a_stop_writes_it_first(disk):
 
 
 @in_virtual_time
-async def test_a_drain_that_is_given_up_can_be_followed_by_a_stop(disk):
+async def test_a_drain_that_timed_out_can_be_followed_by_a_stop(disk):
     async with Press(disk, Sizes(checkpoint_every=100)) as press:
         press.send(b"one")
         await turns(2)
@@ -709,7 +707,7 @@ async def test_a_drain_that_is_given_up_can_be_followed_by_a_stop(disk):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_every_send_is_answered_once_and_says_the_truth(seed):
+def test_every_send_gets_one_answer_that_matches_the_store(seed):
     async def scenario(world):
         chance = world.entropy
         disk = MemoryDisk(chance.fork("disk"))
@@ -734,8 +732,8 @@ def test_every_send_is_answered_once_and_says_the_truth(seed):
             assert len(press.acknowledged) + len(press.refused) + busy == 250
             assert press.refused
             stored = {}
-            for each in press.acknowledged:
-                stored.setdefault((each.topic, each.number), {})[each.offset] = each.body
+            for placed in press.acknowledged:
+                stored.setdefault((placed.topic, placed.number), {})[placed.offset] = placed.body
             for (topic, number), messages in stored.items():
                 assert press.shelf.bodies(topic, number) == messages
         disk.crash(loss=Loss.EVERYTHING)

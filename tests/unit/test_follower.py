@@ -1,4 +1,4 @@
-"""Leaders and followers in virtual time: who follows whom, and what a promoted one has."""
+"""Leaders and followers in virtual time: who follows whom, and what a promoted follower has."""
 
 import asyncio
 import logging
@@ -34,7 +34,7 @@ async def bodies(client, topic="T"):
 
 
 @run_by(in_set)
-async def test_one_process_may_follow_and_lead_and_follow_the_same_directory(stage, /):
+async def test_a_process_may_follow_lead_and_follow_again_in_one_directory(stage, /):
     await stage.first.lead()
     stage.second.follow()
     client = await stage.first.client()
@@ -60,7 +60,7 @@ async def test_one_process_may_follow_and_lead_and_follow_the_same_directory(sta
 
 
 @run_by(in_set)
-async def test_an_older_leader_is_not_followed_any_more(stage, /):
+async def test_a_follower_ignores_the_leader_of_an_older_epoch(stage, /):
     first, second, third = stage.first, stage.second, stage.third
     await first.lead()
     second.follow()
@@ -75,7 +75,7 @@ async def test_an_older_leader_is_not_followed_any_more(stage, /):
     await asyncio.sleep(1)
     await stage.caught_up(third)
     assert third.follower.status.epoch == 2
-    # The old one, and who says that it leads, know nothing of it.
+    # The old leader, and whoever names it as the leader, do not know of the new epoch.
     await fill(client)
     stage.leader = first, 0
     third.follower.look_again()
@@ -147,7 +147,7 @@ async def test_a_promoted_follower_goes_on_with_everything_its_leader_had(stage,
 
 
 @run_by(in_set)
-async def test_spans_larger_than_an_answer_usually_is_are_copied(stage, /):
+async def test_spans_larger_than_a_usual_answer_are_copied(stage, /):
     await stage.first.lead()
     client = await stage.first.client()
     await client.topic("T", 4)
@@ -162,7 +162,7 @@ async def test_spans_larger_than_an_answer_usually_is_are_copied(stage, /):
 
 
 @run_by(in_set)
-async def test_a_directory_of_another_log_is_refused(stage, /):
+async def test_following_with_the_directory_of_another_log_is_refused(stage, /):
     await stage.second.lead()
     await stage.second.stop()
     await stage.first.lead()
@@ -174,7 +174,7 @@ async def test_a_directory_of_another_log_is_refused(stage, /):
     stage.second.follower = None
 
 
-def test_a_full_disk_is_reported_once_and_the_copy_goes_on_when_there_is_room(caplog):
+def test_a_full_disk_is_logged_once_and_copying_resumes_when_there_is_room(caplog):
     async def main(stage):
         first, second = stage.first, stage.second
         await first.lead()
@@ -208,10 +208,10 @@ class DamagedAccounts:
         raise ConfigError("plain_acl.yml: line 3 is not YAML")
 
     async def restore(self):
-        """Nothing was taken."""
+        """Nothing was accepted."""
 
 
-def test_accounts_that_cannot_be_taken_are_reported_once(caplog):
+def test_accounts_that_cannot_be_read_are_logged_once(caplog):
     async def main(stage):
         await stage.first.lead()
         stage.second.follow(DamagedAccounts())
@@ -225,7 +225,7 @@ def test_accounts_that_cannot_be_taken_are_reported_once(caplog):
 
 
 @run_by(in_set)
-async def test_a_power_cut_after_a_first_copy_leaves_no_doubt_about_it(stage, /):
+async def test_a_power_cut_after_the_first_copy_leaves_a_complete_copy(stage, /):
     await stage.copied()
     disk = stage.second.disk.clone()
 
@@ -235,7 +235,7 @@ async def test_a_power_cut_after_a_first_copy_leaves_no_doubt_about_it(stage, /)
 
 
 @run_by(in_set)
-async def test_a_failed_sync_ends_the_follower(stage, /):
+async def test_a_failed_sync_ends_the_follower_and_a_restart_continues(stage, /):
     first, second = stage.first, stage.second
     await first.lead()
     second.follow()
@@ -272,7 +272,7 @@ async def test_a_span_that_is_damaged_at_the_leader_is_never_copied(stage, /):
 
 @pytest.mark.parametrize("is_killed", [True, False])
 @run_by(in_set)
-async def test_a_follower_that_ends_again_and_again_has_its_leaders_log(stage, /, is_killed):
+async def test_a_follower_restarted_repeatedly_has_its_leaders_log(stage, /, is_killed):
     first, second = stage.first, stage.second
     await first.lead()
     client = await first.client()
@@ -293,7 +293,7 @@ async def test_a_follower_that_ends_again_and_again_has_its_leaders_log(stage, /
 
 
 @run_by(in_set)
-async def test_a_leader_that_cannot_be_reached_is_found_again(stage, /):
+async def test_a_follower_reconnects_after_a_partition(stage, /):
     first, second = stage.first, stage.second
     await first.lead()
     second.follow()
@@ -311,7 +311,7 @@ async def test_a_leader_that_cannot_be_reached_is_found_again(stage, /):
 
 
 @run_by(in_set)
-async def test_files_that_a_leader_deletes_are_deleted_and_no_offset_is_given_again(stage, /):
+async def test_followers_delete_the_files_their_leader_deleted_and_reuse_no_offset(stage, /):
     first, second, third = stage.first, stage.second, stage.third
     await first.lead()
     second.follow()
@@ -331,7 +331,7 @@ async def test_files_that_a_leader_deletes_are_deleted_and_no_offset_is_given_ag
     await fill(client, 250, 1)
     await stage.caught_up(second)
     assert second.log_files() == first.log_files()
-    # Another one joins where the leader's log begins now.
+    # A third member joins where the leader's log begins now.
     third.follow()
     await stage.caught_up(third)
     assert third.log_files() == first.log_files()
@@ -347,7 +347,7 @@ async def test_files_that_a_leader_deletes_are_deleted_and_no_offset_is_given_ag
 
 
 @run_by(in_set)
-async def test_topics_that_come_and_go_are_those_of_the_leader(stage, /):
+async def test_created_and_deleted_topics_are_copied_from_the_leader(stage, /):
     first, second = stage.first, stage.second
     await first.lead()
     second.follow()
@@ -362,7 +362,7 @@ async def test_topics_that_come_and_go_are_those_of_the_leader(stage, /):
     await client.send("Again", b"new")
     await client.topic("Empty", 3)
     await stage.caught_up(second)
-    # What changes only tables is known within the second that a request stays open.
+    # Changes of tables alone are known within the second that a request stays open.
     await asyncio.sleep(2)
     await first.kill()
     await second.stop()

@@ -1,4 +1,4 @@
-"""What consumers see at a follower, in virtual time: what no fail-over can cut, and no more."""
+"""Consumers at a follower, in virtual time: they see only what no fail-over can cut."""
 
 import asyncio
 
@@ -36,8 +36,8 @@ async def led(stage, *followers, **copies):
 
 
 @run_by(in_set)
-async def test_a_follower_shows_what_every_member_in_sync_has(stage, /):
-    """A message that only some members have is not shown by any of them."""
+async def test_a_follower_shows_only_messages_that_all_in_sync_members_have(stage, /):
+    """No member shows a message that only some of them have."""
     second, third = stage.second, stage.third
     client = await led(stage, second, third, mode="sync", lag_max=30.0, wait_max=30.0)
     reader = await second.client()
@@ -57,8 +57,8 @@ async def test_a_follower_shows_what_every_member_in_sync_has(stage, /):
 
 
 @run_by(in_set)
-async def test_an_answer_without_a_silent_follower_reaches_a_stock_client_in_time(stage, /):
-    """Stock clients wait 3 s for it."""
+async def test_a_send_with_a_silent_follower_is_answered_before_stock_clients_time_out(stage, /):
+    """Stock clients wait 3 s for an answer."""
     client = await led(stage, stage.second, mode="sync")
     stage.world.network.partition(stage.second.name, stage.first.name)
     began = stage.world.now()
@@ -70,7 +70,7 @@ async def test_an_answer_without_a_silent_follower_reaches_a_stock_client_in_tim
 
 
 @run_by(in_set)
-async def test_what_was_written_at_a_follower_is_refused_and_nothing_is_stored(stage, /):
+async def test_writes_to_a_follower_are_refused_and_nothing_is_stored(stage, /):
     second = stage.second
     await led(stage, second)
     before = second.log_files()
@@ -116,7 +116,7 @@ async def test_a_follower_answers_queries_as_its_leader_does(stage, /):
     found = await reader.ok(RequestCode.QUERY_MESSAGE, key)
     assert found.body == (await client.ok(RequestCode.QUERY_MESSAGE, key)).body
     assert await reader.code_of(RequestCode.GET_CONSUMER_LIST_BY_GROUP, GroupHeader("group")) == 0
-    # It forgets the messages of a deleted topic, although it still has them.
+    # The follower hides the messages of a deleted topic, although it still has them.
     await client.ok(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader("T"))
     await client.topic("T", 1)
     await client.send("T", b"new")
@@ -127,7 +127,7 @@ async def test_a_follower_answers_queries_as_its_leader_does(stage, /):
 
 @pytest.mark.parametrize("far_behind", [0.0, 0.5])
 @run_by(in_set)
-async def test_a_consumer_that_is_far_behind_reads_from_a_follower_and_then_from_the_leader(
+async def test_a_consumer_far_behind_is_sent_to_a_follower_and_later_to_the_leader(
     stage, /, far_behind
 ):
     second = stage.second
@@ -152,7 +152,7 @@ async def test_a_consumer_that_is_far_behind_reads_from_a_follower_and_then_from
 
 
 @run_by(in_set)
-async def test_a_follower_without_reads_sends_consumers_back(stage, /):
+async def test_a_follower_with_reads_off_sends_consumers_to_the_leader(stage, /):
     await led(stage)
     stage.second.serve_reads(reads=False)
     await stage.caught_up(stage.second)
@@ -168,8 +168,8 @@ async def test_a_follower_without_reads_sends_consumers_back(stage, /):
 
 
 @run_by(in_set)
-async def test_a_restarted_follower_shows_nothing_before_its_leader_confirms_it(stage, /):
-    """It may have what was never acknowledged; a consumer that is ahead of it keeps its offset."""
+async def test_a_restarted_follower_serves_no_reads_before_its_leader_confirms_it(stage, /):
+    """It may have unacknowledged messages; a consumer ahead of it keeps its offset."""
     second = stage.second
     client = await led(stage, second)
     await second.stop()
@@ -189,7 +189,7 @@ async def test_a_restarted_follower_shows_nothing_before_its_leader_confirms_it(
     assert not held.done()
     await client.send("T", b"third")
     assert pulled(await held).bodies == [b"third"]
-    # A consumer that goes on here without its leader is answered when the follower stops.
+    # A pull held here without a leader is answered when the follower stops.
     await stage.first.kill()
     assert (await reader.pull("T", 1)).bodies == [b"second", b"third"]
     held = reader.asking(PULL, pulling("T", 3, hold_ms=15_000))
@@ -199,8 +199,8 @@ async def test_a_restarted_follower_shows_nothing_before_its_leader_confirms_it(
 
 
 @run_by(in_set)
-async def test_a_new_follower_has_the_offsets_of_groups_before_it_serves_them(stage, /):
-    """Without its offset, a group would begin anew, or at the end."""
+async def test_a_new_follower_serves_no_group_before_it_has_its_offsets(stage, /):
+    """Without its offset a group would start over, or at the end."""
     second = stage.second
     client = await led(stage, mode="async")
     await client.beat(consumer("group", "T"))
@@ -220,7 +220,7 @@ async def test_a_new_follower_has_the_offsets_of_groups_before_it_serves_them(st
 
 
 @run_by(in_set)
-async def test_no_send_waits_while_a_follower_writes_the_file_of_all_topics(stage, /, monkeypatch):
+async def test_sends_are_answered_while_a_follower_merges_its_topics_file(stage, /, monkeypatch):
     is_over = asyncio.Event()
     begun = []
 

@@ -1,4 +1,4 @@
-"""The chores of a broker in virtual time: each alone, in the order that loses nothing."""
+"""The chores of a broker in virtual time: each by itself, in an order that loses nothing."""
 
 import asyncio
 import errno
@@ -32,7 +32,7 @@ FOUR_DAYS_S = 4 * 24 * 3600.0
 
 
 def in_world(scenario):
-    """Run a test that is a coroutine of a stage in a world."""
+    """Run a coroutine test with a stage in its own world."""
 
     @wraps(scenario)
     def test():
@@ -45,7 +45,7 @@ def in_world(scenario):
 
         simulate(run, 5, timeout=30 * 24 * 3600.0)
 
-    del test.__wrapped__  # the stage is no fixture
+    del test.__wrapped__  # the stage is not a fixture
     return test
 
 
@@ -95,13 +95,13 @@ class Stage:
         return self.disk.names("log")
 
     def events(self):
-        """A list that grows by what is done to the disk."""
+        """A list that receives every operation on the disk."""
         found = []
         self.disk.on_write = lambda event: found.append((event.kind, event.path))
         return found
 
     def refuse(self, prefix):
-        """Let the disk refuse whatever begins so."""
+        """Let the disk refuse paths with this prefix."""
 
         def hook(event):
             if event.path.startswith(prefix):
@@ -118,17 +118,17 @@ class Stage:
 
 
 @in_world
-async def test_every_chore_is_done_at_once_and_then_every_round(stage):
+async def test_every_chore_runs_at_the_start_and_then_once_a_round(stage):
     times = []
     stage.start(lambda: times.append(stage.clock.monotonic()))
     began = stage.clock.monotonic()
     await asyncio.sleep(10 * ROUND_S + 1)
 
-    assert [each - began for each in times] == pytest.approx([ROUND_S * n for n in range(11)])
+    assert [moment - began for moment in times] == pytest.approx([ROUND_S * n for n in range(11)])
 
 
 @pytest.mark.parametrize("problem", [OSError(errno.EIO, "I/O error"), RuntimeError("a mistake")])
-def test_a_chore_that_fails_is_told_and_tried_again_and_the_others_go_on(problem, caplog):
+def test_a_failing_chore_is_logged_and_retried_and_the_others_go_on(problem, caplog):
     tried, done = [], []
 
     def failing():
@@ -149,13 +149,19 @@ def test_a_chore_that_fails_is_told_and_tried_again_and_the_others_go_on(problem
     assert len(tried) == len(done) == 4
     assert str(problem) in caplog.text
     assert (
-        len([each for each in caplog.records if each.name == "txmq_broker.services.housekeeping"])
+        len(
+            [
+                record
+                for record in caplog.records
+                if record.name == "txmq_broker.services.housekeeping"
+            ]
+        )
         == 4
     )
 
 
 @in_world
-async def test_offsets_are_saved_when_the_disk_takes_them_again(stage):
+async def test_offsets_are_saved_once_the_disk_accepts_writes_again(stage):
     stage.refuse("config/offsets")
     stage.offsets.put("g", "T", 0, 7)
     stage.start()
@@ -171,7 +177,7 @@ async def test_offsets_are_saved_when_the_disk_takes_them_again(stage):
 
 @in_world
 async def test_offsets_are_saved_within_a_second(stage):
-    """So that a broker that is killed has consumers repeat little."""
+    """So consumers repeat little after a broker was killed."""
     stage.start()
     await asyncio.sleep(0.5)
     for offset in range(1, 4 * round(ROUND_S)):
@@ -181,7 +187,7 @@ async def test_offsets_are_saved_within_a_second(stage):
 
 
 @in_world
-async def test_what_has_not_changed_is_not_written(stage):
+async def test_unchanged_tables_are_not_written_again(stage):
     stage.offsets.put("g", "T", 0, 7)
     stage.start()
     await asyncio.sleep(1)
@@ -195,7 +201,7 @@ async def test_what_has_not_changed_is_not_written(stage):
 
 
 @in_world
-async def test_floors_are_durable_before_the_first_file_goes(stage):
+async def test_floors_are_saved_before_the_first_log_file_is_deleted(stage):
     count = stage.fill()
     stage.house.retention = ALWAYS
     stage.clock.jump(FOUR_DAYS_S)
@@ -215,8 +221,8 @@ async def test_floors_are_durable_before_the_first_file_goes(stage):
 
 
 @in_world
-async def test_where_nobody_can_tell_who_waits_nothing_is_deleted_and_a_full_disk_is_seen(stage):
-    """An index of those who wait that the disk cannot read must not hide that it is full."""
+async def test_an_unreadable_index_prevents_deletion_and_a_full_disk_is_still_noticed(stage):
+    """An unreadable index of waiting messages must not hide that the disk is full."""
     count = stage.fill()
     stage.clock.jump(FOUR_DAYS_S)
     stage.house.retention = ALWAYS
@@ -251,7 +257,7 @@ async def test_nothing_is_deleted_while_the_floors_cannot_be_saved(stage):
 
 
 @in_world
-async def test_a_file_that_cannot_be_removed_is_removed_later(stage):
+async def test_a_log_file_that_cannot_be_removed_is_removed_later(stage):
     count = stage.fill()
     stage.house.retention = ALWAYS
     stage.clock.jump(FOUR_DAYS_S)
@@ -268,7 +274,7 @@ async def test_a_file_that_cannot_be_removed_is_removed_later(stage):
 
 
 @in_world
-async def test_only_what_is_old_goes_and_only_when_it_is_time(stage):
+async def test_only_old_files_are_deleted_and_only_at_the_set_hour_or_on_request(stage):
     count = stage.fill()
     stage.house.retention = ALWAYS
     stage.start()
@@ -286,7 +292,7 @@ async def test_only_what_is_old_goes_and_only_when_it_is_time(stage):
 
 @pytest.mark.fault("S14")
 @in_world
-async def test_an_open_transaction_keeps_its_file_however_old_and_full_the_disk_is(stage):
+async def test_an_open_transaction_keeps_its_log_file_even_if_old_and_the_disk_full(stage):
     stage.shelf.prepare(b"half", unique="u")
     stage.shelf.flush()
     count = stage.fill()
@@ -314,7 +320,7 @@ async def test_an_open_transaction_keeps_its_file_however_old_and_full_the_disk_
 
 
 @in_world
-async def test_a_deleted_topic_is_hidden_for_good(stage):
+async def test_messages_of_a_deleted_topic_stay_hidden(stage):
     stage.fill()
 
     stage.house.forget_topic("T", lambda: None)
@@ -327,7 +333,7 @@ async def test_a_deleted_topic_is_hidden_for_good(stage):
 
 
 @in_world
-async def test_a_full_disk_refuses_sends_and_one_with_room_takes_them_again(stage):
+async def test_a_full_disk_refuses_sends_until_there_is_room(stage):
     stage.fill()
     used = stage.disk.space().used
     stage.start()
@@ -356,7 +362,7 @@ async def test_a_full_disk_refuses_sends_and_one_with_room_takes_them_again(stag
 
 
 @in_world
-async def test_a_disk_above_the_force_mark_wins_room_from_what_is_young(stage):
+async def test_above_the_force_mark_young_files_are_deleted_too(stage):
     count = stage.fill()
     used = stage.disk.space().used
     stage.start()
@@ -372,7 +378,7 @@ async def test_a_disk_above_the_force_mark_wins_room_from_what_is_young(stage):
 
 
 @in_world
-async def test_a_slow_disk_makes_committed_offsets_no_older_than_it_must(stage):
+async def test_a_slow_disk_does_not_delay_the_next_save_of_offsets(stage):
     """The next save begins a second after the last one began, not after it ended."""
     began = []
     stage.disk.slow_sync(0.3, 0.3)
@@ -417,7 +423,7 @@ def delete_topic(disk, accepted):
     return accepted < count
 
 
-def test_a_deletion_that_a_disk_refuses_and_a_crash_follow_is_whole_or_has_no_effect():
+def test_a_topic_deletion_cut_by_a_crash_is_complete_or_has_no_effect():
     whole = MemoryDisk()
     shelf = Shelf(whole)
     topics = TopicConfigs(topic_config_table={"T": TopicConfig("T", 1, 1, 6)})

@@ -36,7 +36,7 @@ def add_tables(disk):
 
 
 def hard(findings):
-    """Those that are damage or loss."""
+    """The findings that are damage or loss."""
     return [finding for finding in findings if finding.severity != "note"]
 
 
@@ -115,7 +115,7 @@ def test_an_inspection_changes_nothing(filled):
 # --- every kind of damage ---
 
 
-def test_a_damaged_span_is_named_with_its_place_and_its_messages(filled):
+def test_a_damaged_span_is_reported_with_its_position_and_messages(filled):
     disk, path = filled.disk.clone(), filled.log_files()[1]
     start = int(path[4:24])
     disk.flip_bit(path, HEAD_BYTES + 300, 0)
@@ -128,7 +128,7 @@ def test_a_damaged_span_is_named_with_its_place_and_its_messages(filled):
     assert [(run.topic, run.queue) for run in found.offsets] == [("T", 0)]
 
 
-def test_a_torn_tail_is_reported_with_what_it_may_have_held_and_is_no_damage():
+def test_a_torn_tail_is_a_note_with_the_messages_it_may_have_held():
     shelf = Shelf()
     shelf.add(b"one", b"two")
     end = shelf.store.log.end
@@ -148,7 +148,7 @@ def test_a_torn_tail_is_reported_with_what_it_may_have_held_and_is_no_damage():
     assert "flush = sync" in found.text
 
 
-def test_a_hole_between_files_is_named_with_both_ends(filled):
+def test_a_gap_between_log_files_is_reported_with_both_ends(filled):
     disk, path = filled.disk.clone(), filled.log_files()[1]
     start, after = (int(name[4:24]) for name in filled.log_files()[1:3])
     disk.open(path).truncate(1000)
@@ -162,7 +162,7 @@ def test_a_hole_between_files_is_named_with_both_ends(filled):
     assert found.refuses_start
 
 
-def test_a_missing_file_is_named_with_the_messages_its_index_knows(filled):
+def test_a_missing_log_file_is_reported_with_the_messages_of_its_index(filled):
     disk, path = filled.disk.clone(), filled.log_files()[2]
     disk.remove(path)
 
@@ -173,7 +173,7 @@ def test_a_missing_file_is_named_with_the_messages_its_index_knows(filled):
     assert found.remove == filled.index_files()[2]
 
 
-def test_a_log_shorter_than_its_index_names_what_is_missing(filled):
+def test_a_log_shorter_than_its_index_is_reported_with_the_missing_messages(filled):
     disk, path = filled.disk.clone(), filled.log_files()[-1]
     file = disk.open(path)
     size = file.size()
@@ -185,7 +185,7 @@ def test_a_log_shorter_than_its_index_names_what_is_missing(filled):
     assert found.offsets
 
 
-def test_an_index_that_disagrees_says_that_it_can_be_made_again(filled):
+def test_an_index_that_disagrees_with_the_log_can_be_removed(filled):
     other = Shelf()
     other.add(b"other" + BIG)
     other.checkpoint()
@@ -211,7 +211,7 @@ def test_an_index_that_disagrees_says_that_it_can_be_made_again(filled):
     assert inspect(disk)[0] == []
 
 
-def test_a_decision_that_names_no_half_message_is_named():
+def test_a_decision_without_a_half_message_is_reported():
     shelf = Shelf()
     shelf.add(b"one")
     shelf.close()
@@ -229,7 +229,7 @@ def test_a_decision_that_names_no_half_message_is_named():
     assert "no half message lies there" in found.text
 
 
-def test_a_transaction_that_was_decided_twice_is_named():
+def test_a_transaction_decided_twice_is_reported():
     shelf = Shelf()
     shelf.prepare(b"half", unique="h")
     shelf.flush()
@@ -248,7 +248,7 @@ def test_a_transaction_that_was_decided_twice_is_named():
     assert (found.kind, found.position) == ("decision-repeated", end + HEAD_BYTES)
 
 
-def test_queue_offsets_with_a_gap_are_named_with_the_first_message_behind_it():
+def test_missing_queue_offsets_are_reported_with_the_first_message_after_the_gap():
     shelf = Shelf()
     shelf.add(b"one")
     queue = shelf.store.queue("T", 0)
@@ -263,7 +263,7 @@ def test_queue_offsets_with_a_gap_are_named_with_the_first_message_behind_it():
     assert [(run.first, run.last) for run in found.offsets] == [(1, 4)]
 
 
-def test_a_record_that_cannot_be_read_in_a_whole_span_is_named():
+def test_an_unreadable_record_in_an_intact_span_is_reported():
     shelf = Shelf()
     shelf.add(b"one")
     shelf.close()
@@ -282,7 +282,7 @@ def test_a_record_that_cannot_be_read_in_a_whole_span_is_named():
     assert found.cut_at == end
 
 
-def test_strange_names_are_notes(filled):
+def test_files_with_unknown_names_are_notes(filled):
     disk = filled.disk.clone()
     for path in ("log/notes.txt", "log/1.log", "index/old", "config/topics.json.new"):
         rewrite(disk, path, b"?")
@@ -301,7 +301,7 @@ def test_strange_names_are_notes(filled):
 
 @pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize("how", ["flipped", "cut", "removed"])
-def test_one_copy_of_a_table_that_is_damaged_loses_nothing(filled, name, how):
+def test_one_damaged_copy_of_a_table_is_replaced_by_the_other(filled, name, how):
     for path in (f"config/{name}.json", f"config/{name}.json.old"):
         disk = filled.disk.clone()
         spoil(disk, path, how)
@@ -314,7 +314,7 @@ def test_one_copy_of_a_table_that_is_damaged_loses_nothing(filled, name, how):
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_a_table_of_which_no_copy_is_whole_is_named(filled, name):
+def test_a_table_without_an_intact_copy_refuses_the_start(filled, name):
     disk = filled.disk.clone()
     spoil(disk, f"config/{name}.json", "flipped")
     spoil(disk, f"config/{name}.json.old", "cut")
@@ -326,7 +326,7 @@ def test_a_table_of_which_no_copy_is_whole_is_named(filled, name):
     assert "--accept-loss" in found.text
 
 
-def test_a_table_of_another_broker_is_named(filled):
+def test_a_table_of_another_broker_is_reported(filled):
     disk = filled.disk.clone()
     rewrite(disk, "config/groups.json", pack("groups.json", "ab", b"{}"))
 
@@ -346,7 +346,7 @@ def spoil(disk, path, how):
 
 
 @pytest.mark.parametrize("kind", ["log", "index", "high-water", "identity"])
-def test_a_file_of_another_broker_is_named(filled, kind):
+def test_a_file_of_another_broker_is_reported_and_refuses_the_start(filled, kind):
     other = Shelf(entropy=SeededEntropy(2))
     other.add(*[b"%d" % number + BIG for number in range(8)])
     other.checkpoint()
@@ -368,7 +368,7 @@ def test_a_file_of_another_broker_is_named(filled, kind):
         assert starts(disk) is not None
 
 
-def test_a_span_of_another_broker_inside_a_file_is_named():
+def test_a_span_of_another_broker_is_reported_and_cut_by_the_repair():
     shelf = Shelf()
     shelf.add(b"one")
     shelf.close()
@@ -387,7 +387,7 @@ def test_a_span_of_another_broker_inside_a_file_is_named():
 
 
 @pytest.mark.parametrize("how", ["removed", "flipped"])
-def test_an_identity_that_is_damaged_is_written_again_and_loses_nothing(filled, how):
+def test_a_damaged_or_missing_identity_file_is_rewritten(filled, how):
     disk = filled.disk.clone()
     if how == "removed":
         disk.remove("identity")
@@ -400,7 +400,7 @@ def test_an_identity_that_is_damaged_is_written_again_and_loses_nothing(filled, 
     assert starts(disk) == filled.store.log.end
 
 
-def test_a_mark_that_is_missing_is_a_note(filled):
+def test_a_missing_high_water_mark_is_a_note(filled):
     disk = filled.disk.clone()
     disk.remove("high-water")
 
@@ -409,7 +409,7 @@ def test_a_mark_that_is_missing_is_a_note(filled):
     assert (found.kind, found.severity, found.file) == ("mark-missing", "note", "high-water")
 
 
-def test_a_mark_that_was_made_durable_and_is_damaged_is_named():
+def test_a_damaged_high_water_mark_is_reported_with_its_offset():
     shelf = Shelf()
     shelf.add(b"one")
     shelf.store.note_clean_stop()
@@ -423,7 +423,7 @@ def test_a_mark_that_was_made_durable_and_is_damaged_is_named():
         assert (found.kind, found.offset) == ("mark-damaged", place // 512 * 512)
 
 
-def test_a_loss_that_was_accepted_is_a_note(filled):
+def test_an_accepted_loss_is_a_note(filled):
     disk = filled.disk.clone()
     disk.open(filled.log_files()[-1]).truncate(0)
     assert hard(inspect(disk)[0])
@@ -439,7 +439,7 @@ def test_a_loss_that_was_accepted_is_a_note(filled):
 # --- any damage ---
 
 
-def test_a_bit_turned_over_anywhere_is_named_with_its_file(filled):
+def test_a_flipped_bit_in_a_log_or_index_file_is_reported_with_the_file(filled):
     chance = random.Random(26)
     for path in [*filled.log_files(), *filled.index_files()]:
         size = len(filled.contents(path))
@@ -456,7 +456,7 @@ def test_a_bit_turned_over_anywhere_is_named_with_its_file(filled):
             assert refusing == (starts(disk) is None), f"bit {place} of {path}"
 
 
-def test_a_file_cut_anywhere_is_never_a_traceback_and_a_refusal_is_foretold(filled):
+def test_a_file_cut_anywhere_is_inspected_and_a_refused_start_is_predicted(filled):
     chance = random.Random(27)
     for path in [*filled.log_files(), *filled.index_files()]:
         size = len(filled.contents(path))
@@ -483,7 +483,7 @@ def items(disk, selection=None):
         log.close()
 
 
-def test_reading_goes_on_behind_damage_and_says_what_it_passed_over(filled):
+def test_reading_continues_behind_damage_and_reports_the_gap(filled):
     disk = filled.disk.clone()
     disk.flip_bit(filled.log_files()[1], 10, 0)
     disk.flip_bit(filled.log_files()[3], HEAD_BYTES + 5, 0)
@@ -508,7 +508,7 @@ def test_reading_from_a_position_begins_in_the_middle_of_a_file(filled):
     assert items(filled.disk, selection) == whole[3:9]
 
 
-def test_a_transaction_is_found_with_its_decision(filled):
+def test_a_transaction_is_listed_with_its_half_message_and_decision(filled):
     found = items(filled.disk, Selection(transaction="h7"))
 
     assert [item.kind for item in found][:2] == ["half", "decision"]
@@ -519,7 +519,7 @@ def test_a_transaction_is_found_with_its_decision(filled):
 
 
 def repair(disk):
-    """Carry out every repair that is offered, until none is."""
+    """Carry out every offered repair until there is none."""
     sides = []
     while repairs := plan(inspect(disk)[0]):
         for step in repairs:
@@ -528,7 +528,7 @@ def repair(disk):
     return sides
 
 
-def test_a_damaged_log_is_cut_and_everything_before_the_cut_is_served():
+def test_a_repair_cuts_a_damaged_log_and_keeps_everything_before_the_cut():
     shelf = Shelf()
     placed = shelf.add(*[b"%d" % number + BIG for number in range(20)])
     shelf.close()
@@ -561,7 +561,7 @@ def test_a_damaged_log_is_cut_and_everything_before_the_cut_is_served():
     assert sum(a != b for a, b in zip(kept, before[position:], strict=True)) == 1
 
 
-def test_a_repair_that_is_interrupted_can_be_carried_out_again(filled):
+def test_an_interrupted_repair_can_be_repeated(filled):
     class Interrupted(Exception):
         pass
 
@@ -595,7 +595,7 @@ def test_a_repair_that_is_interrupted_can_be_carried_out_again(filled):
     assert steps > 10
 
 
-def test_repairs_make_every_refused_directory_start(filled):
+def test_after_a_repair_every_damaged_directory_starts(filled):
     chance = random.Random(28)
     for path in [*filled.log_files(), *filled.index_files()]:
         size = len(filled.contents(path))
@@ -614,7 +614,7 @@ def test_repairs_make_every_refused_directory_start(filled):
                 assert starts(disk) is not None, (path, place, damage)
 
 
-def test_an_index_is_kept_while_it_leads_the_broker_past_damage_of_the_log():
+def test_a_repair_keeps_an_index_that_the_broker_needs_to_skip_log_damage():
     shelf = Shelf()
     for body in (b"one", b"two", b"three"):
         shelf.add(body)
@@ -634,7 +634,7 @@ def test_an_index_is_kept_while_it_leads_the_broker_past_damage_of_the_log():
     assert starts(disk) is None
 
 
-def test_an_index_that_is_damaged_is_deleted(filled):
+def test_a_repair_deletes_a_damaged_index(filled):
     disk, path = filled.disk.clone(), filled.index_files()[1]
     disk.flip_bit(path, 200, 0)
 

@@ -1,4 +1,4 @@
-"""The small tables of a broker: there from the first start on, restored or refused when damaged."""
+"""The small tables of a broker: written by the first start, restored or refused if damaged."""
 
 import asyncio
 import errno
@@ -74,7 +74,7 @@ def used_disk():
     return disk
 
 
-def test_all_files_exist_from_the_first_start_on():
+def test_the_first_start_creates_all_table_files():
     disk = MemoryDisk()
 
     Tables(disk)
@@ -83,7 +83,7 @@ def test_all_files_exist_from_the_first_start_on():
     assert disk.names("config") == sorted([*files, *[f"{name}.old" for name in files]])
 
 
-def test_a_start_that_changes_nothing_writes_nothing():
+def test_a_start_without_changes_writes_nothing():
     disk = used_disk()
     disk.on_write = lambda event: pytest.fail(f"{event}")
 
@@ -92,7 +92,7 @@ def test_a_start_that_changes_nothing_writes_nothing():
 
 @pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize("how", ["deleted", "damaged"])
-def test_one_damaged_table_is_restored_and_written_again(table, how, caplog):
+def test_a_deleted_or_damaged_table_is_restored_from_its_predecessor(table, how, caplog):
     disk = used_disk()
     before = Tables(disk).seen()
     path = f"config/{table}.json"
@@ -113,7 +113,7 @@ def test_one_damaged_table_is_restored_and_written_again(table, how, caplog):
 
 
 def damaged(data):
-    """The bytes of a file after everything that may happen to one."""
+    """The bytes of a file after each kind of damage."""
     size = len(data)
     yield from (data[:length] for length in (0, 1, size // 3, size // 2, size - 1))
     for number in range(50):
@@ -129,7 +129,7 @@ def damaged(data):
 
 @pytest.mark.parametrize("suffix", ["json", "json.old"])
 @pytest.mark.parametrize("table", TABLES)
-def test_no_damage_to_one_file_goes_unnoticed_or_loses_a_table(table, suffix, caplog):
+def test_any_damage_to_one_table_file_is_logged_and_loses_nothing(table, suffix, caplog):
     disk = used_disk()
     path = f"config/{table}.{suffix}"
     before = Tables(disk).seen()
@@ -149,7 +149,7 @@ def test_no_damage_to_one_file_goes_unnoticed_or_loses_a_table(table, suffix, ca
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_a_table_that_is_deleted_with_its_predecessor_refuses_the_start(table):
+def test_a_table_deleted_with_its_predecessor_refuses_the_start(table):
     disk = used_disk()
     disk.remove(f"config/{table}.json")
     disk.remove(f"config/{table}.json.old")
@@ -159,7 +159,7 @@ def test_a_table_that_is_deleted_with_its_predecessor_refuses_the_start(table):
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_a_table_of_which_nothing_whole_is_left_begins_empty_where_that_is_accepted(table, caplog):
+def test_a_table_without_an_intact_copy_starts_empty_if_the_loss_is_accepted(table, caplog):
     disk = used_disk()
     before = Tables(disk).seen()
     for suffix in ("json", "json.old"):
@@ -175,7 +175,7 @@ def test_a_table_of_which_nothing_whole_is_left_begins_empty_where_that_is_accep
     assert not Tables(disk).seen()[table]
 
 
-def test_all_tables_deleted_beside_a_log_refuse_the_start():
+def test_deleting_all_tables_of_an_existing_log_refuses_the_start():
     disk = used_disk()
     for name in disk.names("config"):
         disk.remove(f"config/{name}")
@@ -184,7 +184,7 @@ def test_all_tables_deleted_beside_a_log_refuse_the_start():
         Tables(disk)
 
 
-def test_a_whole_table_that_this_version_cannot_read_refuses_the_start():
+def test_an_intact_table_that_this_version_cannot_read_refuses_the_start():
     disk = used_disk()
     disk.replace("config/groups.json", pack("groups.json", "", b'{"subscriptionGroupTable": 7}'))
 
@@ -204,7 +204,7 @@ def test_tables_of_another_directory_are_refused():
 
 
 @pytest.mark.parametrize("loss", Loss)
-def test_a_first_start_that_a_crash_cut_short_is_made_up_for_without_a_word(loss, caplog):
+def test_a_first_start_cut_by_a_crash_is_completed_without_a_warning(loss, caplog):
     points = list(power_cuts(MemoryDisk(), Tables))
     assert len(points) > 30
 
@@ -217,7 +217,7 @@ def test_a_first_start_that_a_crash_cut_short_is_made_up_for_without_a_word(loss
     assert not caplog.messages
 
 
-def test_a_table_that_a_full_disk_refused_is_written_when_there_is_room():
+def test_a_table_refused_by_a_full_disk_is_written_once_there_is_room():
     disk = used_disk()
     disk.remove("config/topics.json")
     disk.fail_writes(error=errno.ENOSPC)
@@ -239,7 +239,7 @@ def offsets_on(disk):
 
 
 async def begin_to_write(disk):
-    """Tables whose offset 1 a thread is about to write."""
+    """Tables with offset 1, which a thread is about to write."""
     tables = Tables(disk)
     tables.offsets.put("buyers", "Orders", 0, 1)
     writing = asyncio.ensure_future(tables.keeper.write_offsets(tables.offsets))
@@ -248,7 +248,7 @@ async def begin_to_write(disk):
 
 
 @run_by(simulate, 1)
-async def test_offsets_that_a_thread_writes_never_replace_newer_ones(world, /):
+async def test_offsets_written_by_a_thread_never_replace_newer_ones(world, /):
     disk = world.machine("broker").disk
     tables, writing = await begin_to_write(disk)
     tables.keeper.save_offsets(tables.offsets)
@@ -264,7 +264,7 @@ async def test_offsets_that_a_thread_writes_never_replace_newer_ones(world, /):
 
 
 @run_by(simulate, 1)
-async def test_commits_during_a_write_and_a_refused_write_are_saved_by_the_next_one(world, /):
+async def test_offsets_committed_during_a_write_are_saved_by_the_next_write(world, /):
     disk = world.machine("broker").disk
     tables, writing = await begin_to_write(disk)
     tables.offsets.put("buyers", "Orders", 0, 2)
@@ -279,7 +279,7 @@ async def test_commits_during_a_write_and_a_refused_write_are_saved_by_the_next_
     assert offsets_on(disk) == 2
 
 
-def test_large_tables_are_written_in_parts_with_turns_for_others_and_the_same_text():
+def test_large_tables_are_encoded_in_parts_and_give_other_tasks_turns():
     async def scenario(world):
         disk = world.machine("broker").disk
         tables = Tables(disk)
@@ -351,7 +351,7 @@ async def test_a_new_directory_on_a_full_disk_refuses_the_start(world, /):
 
 
 @run_by(simulate, 1)
-async def test_a_broker_repairs_a_table_as_soon_as_there_is_room(world, /, caplog):
+async def test_a_broker_rewrites_a_damaged_table_once_there_is_room(world, /, caplog):
     machine = world.machine("broker")
     async with broker_on(machine):
         pass
@@ -368,7 +368,7 @@ async def test_a_broker_repairs_a_table_as_soon_as_there_is_room(world, /, caplo
     assert not [line for line in caplog.messages if "topics.json" in line]
 
 
-def test_a_large_table_has_no_lines_for_people_and_is_loaded_all_the_same():
+def test_a_large_table_is_written_in_one_line_and_can_be_loaded():
     disk = MemoryDisk()
     first = Tables(disk)
     assert disk.open("config/topics.json").read(0, 10_000).count(b"\n") > 2

@@ -1,4 +1,4 @@
-"""Tables of a leader that are large: compressed, and shipped only when they have changed."""
+"""Large tables of a leader are compressed and are shipped only if they changed."""
 
 import asyncio
 import zlib
@@ -13,7 +13,7 @@ from txmq_broker.services import slices as long_requests
 
 
 class NotingZlib:
-    """Compresses, and notes the parts of what it compressed."""
+    """Compresses, and records the parts that it compressed."""
 
     def __init__(self, note, begun=lambda: None):
         self._note = note
@@ -60,14 +60,14 @@ def test_tables_are_compressed_and_shipped_only_when_they_change(monkeypatch):
         await stage.caught_up(stage.second)
         tables = stage.second.follower.copy.tables
         assert "T" in tables.topics.topic_config_table
-        assert sum(one.topics is not None for one in shipped) == 1
-        assert sum(one.groups is not None for one in shipped) == 1
+        assert sum(shipment.topics is not None for shipment in shipped) == 1
+        assert sum(shipment.groups is not None for shipment in shipped) == 1
 
         shipped.clear()
         await client.commit("g", "T", 0, 1)
         await asyncio.sleep(3)
         assert shipped
-        assert {(one.topics, one.groups) for one in shipped} == {(None, None)}
+        assert {(shipment.topics, shipment.groups) for shipment in shipped} == {(None, None)}
         copied = stage.second.follower.copy.tables
         assert "T" in copied.topics.topic_config_table
         assert copied.offsets.offset_table == {"T@g": {0: 1}}
@@ -78,14 +78,19 @@ def test_tables_are_compressed_and_shipped_only_when_they_change(monkeypatch):
         await client.ok(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader("T"))
         await asyncio.sleep(1)
         assert "T" not in stage.second.follower.copy.tables.topics.topic_config_table
-        changes = [one.topic_changes for one in shipped if one.topic_changes is not None]
-        assert [([*one.changed], one.deleted) for one in changes] == [(["U"], []), ([], ["T"])]
-        assert {(one.topics, one.groups) for one in shipped} == {(None, None)}
+        changes = [
+            shipment.topic_changes for shipment in shipped if shipment.topic_changes is not None
+        ]
+        assert [([*shipment.changed], shipment.deleted) for shipment in changes] == [
+            (["U"], []),
+            ([], ["T"]),
+        ]
+        assert {(shipment.topics, shipment.groups) for shipment in shipped} == {(None, None)}
 
     in_set(main)
 
 
-def test_others_have_their_turn_while_the_tables_are_encoded_for_a_follower(monkeypatch):
+def test_other_tasks_run_between_parts_of_tables_encoded_for_a_follower(monkeypatch):
     turns, turns_of_parts = 0, []
 
     def pass_turn():

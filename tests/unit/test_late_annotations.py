@@ -52,7 +52,7 @@ def guarded():
 
 
 @pytest.mark.parametrize("decorator", [transactional, guarded])
-def test_a_decorated_function_shows_its_arguments_without_their_types(decorator):
+def test_a_decorated_function_keeps_its_signature_with_unresolvable_types(decorator):
     pay = run(DECORATED, decorate=decorator())["pay"]
 
     shown = inspect.signature(pay)
@@ -61,11 +61,11 @@ def test_a_decorated_function_shows_its_arguments_without_their_types(decorator)
     assert shown.parameters["note"].annotation is str
 
 
-def test_a_listener_may_have_types_for_type_checkers_only():
+def test_a_listener_may_be_annotated_with_type_checking_only_imports():
     check_listener(run(LISTENING)["Listener"]())
 
 
-def test_a_guarded_handler_of_a_type_that_is_missing_is_refused_by_name():
+def test_a_guarded_handler_with_an_undefined_type_is_refused_by_name():
     pay = run(DECORATED.partition("class")[0], decorate=guarded())["pay"]
 
     with pytest.raises(UsageError, match="the annotation 'Order' of .* cannot be evaluated"):

@@ -13,7 +13,7 @@ KINDS = (DecisionKind.COMMITTED, DecisionKind.ROLLED_BACK, DecisionKind.PARKED)
 
 
 def busy(leader, first=0, count=30):
-    """Messages, transactions, delays and recalls, over several files."""
+    """Write messages, transactions, delays and recalls over several files."""
     for number in range(first, first + count):
         leader.put(b"%d" % number + b"." * 300, number=number % 2, keys=f"k{number}")
         leader.flush()
@@ -32,7 +32,7 @@ def busy(leader, first=0, count=30):
 
 
 def settle(leader):
-    """Decide and deliver everything, so that nothing pins a file."""
+    """Decide and deliver everything, so that nothing keeps a file."""
     for unique in leader.transactions():
         leader.decide(unique, DecisionKind.COMMITTED)
         leader.flush()
@@ -47,7 +47,7 @@ def transactions(shelf):
 
 
 def assert_equal(leader, shelf):
-    """A promoted copy has what its leader had."""
+    """See that a promoted copy has what its leader had."""
     assert shelf.everything() == leader.everything()
     assert transactions(shelf) == transactions(leader)
     assert shelf.waits() == leader.waits()
@@ -58,7 +58,7 @@ def assert_equal(leader, shelf):
 @pytest.mark.parametrize("is_lazy", [False, True])
 @pytest.mark.parametrize("most", [1, 700, 1 << 20])
 @in_virtual_time
-async def test_a_copy_has_the_same_files_and_a_promoted_one_all_that_the_leader_had(most, is_lazy):
+async def test_a_copy_has_the_leaders_files_and_can_be_promoted(most, is_lazy):
     leader = LeadingShelf()
     copy = FollowedShelf(leader, is_lazy=is_lazy)
     await copy.join()
@@ -78,7 +78,7 @@ async def test_a_copy_has_the_same_files_and_a_promoted_one_all_that_the_leader_
 
 
 @in_virtual_time
-async def test_a_copy_of_a_log_that_begins_later_begins_there_too():
+async def test_a_copy_begins_where_the_leaders_log_begins():
     leader = LeadingShelf()
     busy(leader)
     settle(leader)
@@ -101,7 +101,7 @@ async def test_a_copy_of_a_log_that_begins_later_begins_there_too():
 
 @pytest.mark.parametrize("inside", [3, 20, HEAD_BYTES + 5])
 @in_virtual_time
-async def test_a_damaged_part_is_indexed_once_it_is_repaired(inside):
+async def test_a_damaged_part_of_a_copy_is_indexed_after_its_repair(inside):
     leader = LeadingShelf()
     copy = FollowedShelf(leader, is_lazy=True)
     await copy.join()
@@ -132,7 +132,7 @@ async def test_a_damaged_part_is_indexed_once_it_is_repaired(inside):
 
 @pytest.mark.parametrize("is_lazy", [False, True])
 @in_virtual_time
-async def test_files_that_the_leader_deletes_are_deleted(is_lazy):
+async def test_a_copy_deletes_the_files_its_leader_deletes(is_lazy):
     leader = LeadingShelf()
     copy = FollowedShelf(leader, is_lazy=is_lazy)
     await copy.join()
@@ -151,7 +151,7 @@ async def test_files_that_the_leader_deletes_are_deleted(is_lazy):
 
     shelf = promoted(copy.disk, leader.sizes)
     assert shelf.everything() == leader.everything()
-    # No offset is given again, also in queues of which nothing is left.
+    # No offset is reused, not even in queues whose messages are all gone.
     for topic in ("T", "only 0", "only 5"):
         (placed,) = shelf.add(b"new", topic=topic)
         assert placed.offset == leader.store.queue(topic, 0).next_offset
@@ -159,14 +159,14 @@ async def test_files_that_the_leader_deletes_are_deleted(is_lazy):
 
 
 @in_virtual_time
-async def test_a_deleted_topic_stays_deleted_at_a_promoted_copy():
+async def test_a_topic_deleted_at_the_leader_stays_deleted_after_promotion():
     leader = LeadingShelf()
     copy = FollowedShelf(leader)
     await copy.join()
     leader.add(*[b"old"] * 7, topic="Gone")
     await copy.follow()
     leader.forget("Gone")
-    # The news of it comes before the copy has what follows.
+    # The copy hears of the deletion before it has the messages after it.
     await copy.follow()
     leader.add(b"new", topic="Gone")
     await copy.follow()
@@ -199,7 +199,7 @@ async def test_committed_offsets_are_never_ahead_of_the_copy():
 
 
 @in_virtual_time
-async def test_a_file_of_which_everything_was_cut_is_no_file_of_the_copy():
+async def test_a_log_file_that_is_cut_entirely_is_removed_from_the_copy():
     """The new leader goes on in the file before."""
     first = LeadingShelf()
     busy(first, count=3)
@@ -231,15 +231,15 @@ async def test_a_file_of_which_everything_was_cut_is_no_file_of_the_copy():
 
 
 @in_virtual_time
-async def test_a_copy_whose_mark_is_gone_does_not_count_until_it_has_caught_up():
-    """Its log may be shorter than it was, and nothing else shows that."""
+async def test_a_copy_without_its_high_water_mark_is_in_doubt_until_it_caught_up():
+    """Its log may be shorter than before, and only the mark could show that."""
     leader = LeadingShelf()
     busy(leader, 0, 3)
     copy = FollowedShelf(leader)
     await copy.join_and_follow()
     await copy.close()
     copy.disk.remove("high-water")
-    for _ in range(2):  # Also after another start, which may find a mark again.
+    for _ in range(2):  # Still after another start, which may find a new mark.
         copy = FollowedShelf(leader, copy.disk)
         assert copy.copy.doubt == "high-water is missing or damaged"
         await copy.close()
@@ -249,7 +249,7 @@ async def test_a_copy_whose_mark_is_gone_does_not_count_until_it_has_caught_up()
 @pytest.mark.parametrize("has_mark", [True, False])
 @in_virtual_time
 async def test_a_copy_that_lost_its_first_file_copies_everything_again(has_mark):
-    """If it led with what is left, its followers would delete theirs."""
+    """If it led with the rest, its followers would delete their first files."""
     leader = LeadingShelf()
     busy(leader, 0, 10)
     copy = FollowedShelf(leader)

@@ -1,4 +1,4 @@
-"""A copy whose machine, disk or leader fails: what it has stays a beginning of its leader's log."""
+"""A copy whose machine, disk or leader fails: it stays a prefix of its leader's log."""
 
 import asyncio
 import errno
@@ -21,7 +21,7 @@ from txmq_broker.services.keeper import Keeper
 
 
 def assert_beginning(disk, leader):
-    """The files on a disk are a beginning of the leader's."""
+    """See that the files on a disk are a prefix of the leader's."""
     found, whole = log_of(disk), log_of(leader.disk)
     assert list(found) == list(whole)[: len(found)]
     for name in list(found)[:-1]:
@@ -31,7 +31,7 @@ def assert_beginning(disk, leader):
 
 
 async def lived(leader, points, *, is_lazy):
-    """Copy a busy leader step by step; takes a copy of the disk before each operation on it."""
+    """Copy a busy leader step by step; clone the disk before each operation on it."""
     copy = FollowedShelf(leader, is_lazy=is_lazy)
     copy.disk.on_write = lambda event: points.append(
         (event, copy.disk.clone(), copy.copy.durable if copy.copy.is_open else 0)
@@ -49,8 +49,8 @@ async def lived(leader, points, *, is_lazy):
 @pytest.mark.parametrize("is_lazy", [False, True])
 @pytest.mark.parametrize("loss", [None, Loss.EVERYTHING, Loss.PAGES, Loss.TAIL, Loss.NOTHING])
 @in_virtual_time
-async def test_a_copy_that_dies_at_any_step_is_a_beginning_and_goes_on(loss, is_lazy):
-    """Without a loss only the process dies, as by ``kill -9``."""
+async def test_a_copy_killed_at_any_step_is_a_prefix_of_the_log_and_continues(loss, is_lazy):
+    """Without a loss only the process is killed, as by ``kill -9``."""
     leader, points = LeadingShelf(), []
     await lived(leader, points, is_lazy=is_lazy)
     assert len(points) > 150
@@ -60,7 +60,7 @@ async def test_a_copy_that_dies_at_any_step_is_a_beginning_and_goes_on(loss, is_
             if loss is not None:
                 disk.crash(SeededEntropy(f"{number}"), loss)
             if disk.names("log") and number % 3 == 0:
-                # As a member that is elected after all of them lost their power.
+                # As a member elected after all members lost their power.
                 assert damage_in(disk.clone()) == []
                 promoted(disk.clone(), leader.sizes).close()
             alone = FollowedShelf(leader, disk)
@@ -116,8 +116,8 @@ async def test_a_full_disk_stops_a_copy_and_damages_nothing(room):
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
 @in_virtual_time
-async def test_a_failed_sync_ends_a_copy_for_good(error, caplog):
-    """Also on a full disk: what the file holds is unknown."""
+async def test_a_copy_with_a_failed_sync_must_be_opened_again(error, caplog):
+    """On a full disk too: the content of the file is unknown."""
     leader = LeadingShelf()
     copy = FollowedShelf(leader)
     await copy.join_and_follow()
@@ -157,7 +157,7 @@ def spans(leader, count=3):
     ],
 )
 @in_virtual_time
-async def test_damage_on_the_wire_is_refused_and_nothing_is_written(damage):
+async def test_spans_damaged_on_the_wire_are_refused_and_not_written(damage):
     leader = LeadingShelf()
     leader.add(b"first")
     copy = FollowedShelf(leader)
@@ -175,7 +175,7 @@ async def test_damage_on_the_wire_is_refused_and_nothing_is_written(damage):
 
 
 @in_virtual_time
-async def test_spans_of_another_epoch_than_that_of_their_sender_are_refused():
+async def test_spans_with_an_epoch_that_their_sender_cannot_have_are_refused():
     leader = LeadingShelf()
     leader.add(b"first")
     copy = FollowedShelf(leader)
@@ -196,7 +196,7 @@ async def test_spans_of_another_epoch_than_that_of_their_sender_are_refused():
 
 
 @in_virtual_time
-async def test_spans_of_a_file_that_is_another_one_here_are_refused():
+async def test_spans_that_belong_into_another_file_here_are_refused():
     leader = LeadingShelf()
     leader.add(b"first")
     copy = FollowedShelf(leader)
@@ -209,7 +209,7 @@ async def test_spans_of_a_file_that_is_another_one_here_are_refused():
 
 
 @in_virtual_time
-async def test_a_record_that_its_leader_stored_broken_ends_a_copy():
+async def test_a_broken_record_stored_by_the_leader_ends_the_copy():
     leader = LeadingShelf()
     leader.add(b"first")
     copy = FollowedShelf(leader)
@@ -226,7 +226,7 @@ async def test_a_record_that_its_leader_stored_broken_ends_a_copy():
 
 
 @in_virtual_time
-async def test_a_sync_that_fails_after_its_caller_left_is_known_all_the_same():
+async def test_a_failed_sync_of_a_cancelled_caller_fails_the_next_sync():
     """A connection is lost while the disk works. The next sync of the file would succeed."""
     leader = LeadingShelf()
     copy = FollowedShelf(leader)
@@ -250,7 +250,7 @@ async def test_a_sync_that_fails_after_its_caller_left_is_known_all_the_same():
 
 
 @in_virtual_time
-async def test_the_newest_epoch_survives_a_restart():
+async def test_the_newest_epoch_of_a_copy_survives_a_restart():
     leader = LeadingShelf()
     leader.add(b"first")
     copy = FollowedShelf(leader)

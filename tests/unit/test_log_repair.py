@@ -1,4 +1,4 @@
-"""Damaged copies in virtual time: found, out of sync, and repaired from another copy."""
+"""Damaged copies in virtual time are found, leave the in-sync set, and are repaired."""
 
 import asyncio
 import logging
@@ -44,7 +44,7 @@ def flip(member, file=0, span=1, inside=HEAD_BYTES + 10):
 
 
 async def copied(stage, count=100):
-    """Have the second member follow the first one, over several files of the log; a client."""
+    """Let the second member follow the first over several log files; return a client."""
     client = await stage.copied()
     await fill(client, 0, count)
     await stage.caught_up(stage.second)
@@ -56,7 +56,7 @@ def entry(stage, member="m2"):
     """What the leader knows about a follower."""
     found = stage.first.broker.parts.show_copies().followers
     unknown = FollowerEntry(member, "", is_in_sync=False)
-    return next((one for one in found if one.member == member), unknown)
+    return next((follower for follower in found if follower.member == member), unknown)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_flipped_bit_in_a_follower_is_found_and_repaired(file, span, inside, c
 
 
 @run_by(in_set)
-async def test_two_damaged_places_are_repaired_and_the_rest_is_read_in_the_meantime(stage, /):
+async def test_several_damaged_places_in_a_follower_are_repaired(stage, /):
     await copied(stage, 150)
     flip(stage.second, 0, 2)
     flip(stage.second, 1, 1, 3)
@@ -111,9 +111,7 @@ async def test_two_damaged_places_are_repaired_and_the_rest_is_read_in_the_meant
 
 
 @run_by(in_set)
-async def test_a_part_that_is_damaged_at_the_leader_too_is_repaired_from_the_next_leader(
-    stage, /, caplog
-):
+async def test_a_part_also_damaged_at_the_leader_is_repaired_from_the_next_leader(stage, /, caplog):
     client = await copied(stage)
     stage.third.follow()
     await stage.caught_up(stage.third)
@@ -143,7 +141,7 @@ async def test_a_part_that_is_damaged_at_the_leader_too_is_repaired_from_the_nex
 
 
 @run_by(in_set)
-async def test_a_wiped_follower_of_a_damaged_leader_gets_no_damaged_byte_and_the_leader_says_so(
+async def test_a_damaged_leader_reports_the_damage_and_a_wiped_follower_catches_up(
     stage, /, caplog
 ):
     await copied(stage)
@@ -160,9 +158,7 @@ async def test_a_wiped_follower_of_a_damaged_leader_gets_no_damaged_byte_and_the
 
 @pytest.mark.parametrize("is_killed", [True, False])
 @run_by(in_set)
-async def test_what_was_found_is_known_after_a_restart_that_comes_before_the_repair(
-    stage, /, is_killed
-):
+async def test_known_damage_survives_a_restart_before_the_repair(stage, /, is_killed):
     await copied(stage)
     stage.leader = None
     await stage.first.kill()
@@ -179,7 +175,7 @@ async def test_what_was_found_is_known_after_a_restart_that_comes_before_the_rep
 
 
 @pytest.mark.parametrize("number", range(8))
-def test_a_repair_that_is_killed_at_any_step_is_done_again(number):
+def test_a_repair_killed_at_any_step_is_repeated(number):
     async def main(stage):
         await copied(stage)
         second, left = stage.second, number
@@ -208,9 +204,7 @@ def test_a_repair_that_is_killed_at_any_step_is_done_again(number):
 
 
 @run_by(in_set)
-async def test_a_broker_without_copies_says_once_that_its_log_is_damaged_and_when_it_is_whole(
-    stage, /, caplog
-):
+async def test_a_broker_without_copies_logs_damage_once_and_when_it_is_gone(stage, /, caplog):
     await stage.first.lead()
     client = await stage.first.client()
     await client.topic("T", 4)
@@ -230,9 +224,7 @@ async def test_a_broker_without_copies_says_once_that_its_log_is_damaged_and_whe
 
 @pytest.mark.parametrize("left", [0, 1500, 40_000])
 @run_by(in_set)
-async def test_a_closed_file_that_was_cut_short_gets_its_end_back_piece_by_piece(
-    stage, /, left, monkeypatch
-):
+async def test_a_truncated_closed_file_gets_its_end_back_in_parts(stage, /, left, monkeypatch):
     monkeypatch.setattr(log_shipper, "_SHIPPED_AT_ONCE", 5000)
 
     await copied(stage)
@@ -245,7 +237,7 @@ async def test_a_closed_file_that_was_cut_short_gets_its_end_back_piece_by_piece
 
 
 @run_by(in_set)
-async def test_a_copy_that_the_disk_cannot_read_does_not_count_until_it_can(stage, /):
+async def test_a_copy_with_an_unreadable_part_is_out_of_sync_until_it_can_be_read(stage, /):
     await copied(stage)
     path = f"log/{stage.second.disk.names('log')[0]}"
     stage.second.disk.make_unreadable(path, 10_000)

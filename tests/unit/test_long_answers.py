@@ -1,4 +1,4 @@
-"""Answers about whole tables: the same bytes in one go and in parts, with others in between."""
+"""Answers with whole tables have the same bytes in one piece and in parts."""
 
 import asyncio
 
@@ -37,18 +37,18 @@ def in_parts(request, saved):
 
 
 @pytest.mark.parametrize("count", [0, 1, AT_ONCE, AT_ONCE + 1])
-def test_parts_have_the_bytes_of_the_whole(count):
+def test_an_answer_in_parts_has_the_bytes_of_one_in_one_piece(count):
     request, saved = Command(code=CODE, opaque=5), configs(count)
     assert whole(in_parts(request, saved)) == answer(request, body=saved.write())
 
 
-def test_a_table_that_fits_no_frame_is_refused(monkeypatch):
+def test_a_table_too_large_for_a_frame_is_refused(monkeypatch):
     monkeypatch.setattr(long_answers, "FRAME_BYTES_MAX", 1_000)
     with pytest.raises(LocalProtocolError, match="ask for single topics or groups"):
         whole(in_parts(Command(code=CODE), configs(20)))
 
 
-def test_only_a_large_table_is_served_later():
+def test_only_large_tables_are_answered_later():
     async def run(count):
         saved, peer, request = configs(count), Peer(), Command(code=CODE, opaque=9)
         handler = LongAnswers(SystemClock()).handler(

@@ -1,4 +1,4 @@
-"""Long requests are served in parts: others come between, and a closed connection ends its own."""
+"""Long requests are served in parts, between other tasks; a closed connection ends its own."""
 
 import asyncio
 
@@ -26,7 +26,7 @@ class Peer:
 
 
 class SlowClock:
-    """Every look at it takes a second, so that each part fills a turn."""
+    """Every reading takes a second, so that each part fills a turn."""
 
     def __init__(self):
         self._now = 0.0
@@ -37,7 +37,7 @@ class SlowClock:
 
 
 class Stage:
-    """A queue of long requests, and a note of everything that happens in its order."""
+    """A queue of long requests, and a log of everything that happens, in order."""
 
     def __init__(self, parts=3):
         self.notes = []
@@ -70,7 +70,7 @@ class Stage:
 
 
 @run_by(in_loop)
-async def test_others_have_their_turn_between_two_parts():
+async def test_other_tasks_run_between_two_parts_of_a_long_request():
     stage, peer = Stage(), Peer()
     stage.receive(peer, 7)
     await stage.turns(6)
@@ -80,7 +80,7 @@ async def test_others_have_their_turn_between_two_parts():
 
 
 @run_by(in_loop)
-async def test_requests_are_served_in_their_order():
+async def test_long_requests_are_served_in_the_order_they_came():
     stage, peers = Stage(), [Peer(), Peer()]
     for opaque in (1, -2, 3):
         stage.receive(peers[opaque % 2], opaque)
@@ -91,7 +91,7 @@ async def test_requests_are_served_in_their_order():
 
 
 @run_by(in_loop)
-async def test_a_request_of_a_closed_connection_ends_where_it_is():
+async def test_a_long_request_of_a_closed_connection_is_abandoned():
     stage, peer, other = Stage(), Peer(), Peer()
     for connection, opaque in ((peer, 1), (peer, 2), (other, 3)):
         stage.receive(connection, opaque)
@@ -105,7 +105,7 @@ async def test_a_request_of_a_closed_connection_ends_where_it_is():
 
 
 @run_by(in_loop)
-async def test_what_waits_is_limited_and_given_back(monkeypatch):
+async def test_waiting_long_requests_are_limited_in_bytes(monkeypatch):
     monkeypatch.setattr(long_requests, "LONG_REQUESTS_BYTES_MAX", 5_000)
 
     stage, peer = Stage(), Peer()

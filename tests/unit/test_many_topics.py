@@ -1,4 +1,4 @@
-"""Many topics: a change writes the file of changes alone, and a thread writes all of them anew."""
+"""Many topics: a change writes only the changes file, and a thread rewrites the topics file."""
 
 import asyncio
 import errno
@@ -71,7 +71,7 @@ class TopicTable:
 
 
 def used_disk():
-    """Three topics in the file of all, and changes of each kind beside it."""
+    """Three topics in the topics file, and changes of each kind in the changes file."""
     disk = MemoryDisk()
     shelf = Shelf(disk)
     table = TopicTable(disk)
@@ -88,7 +88,7 @@ USED = {"A": 2, "C": 1, "D": 1}
 
 
 def changed_table(disk):
-    """Six topics, half of them in the file of changes."""
+    """Six topics, half of them in the changes file."""
     table = TopicTable(disk)
     for number in range(6):
         table.put(f"T{number}")
@@ -103,7 +103,7 @@ def paths_written(disk, work):
     return {path.removesuffix(".new").removesuffix(".old") for path in paths}
 
 
-def test_a_change_writes_the_changes_alone():
+def test_a_topic_change_writes_only_the_changes_file():
     disk = used_disk()
     table = TopicTable(disk)
     assert table.seen() == USED
@@ -112,7 +112,7 @@ def test_a_change_writes_the_changes_alone():
     assert TopicTable(disk).seen() == USED | {"E": 1}
 
 
-def test_a_start_merges_the_changes_and_the_next_one_writes_nothing():
+def test_a_start_merges_the_topic_changes_and_the_next_start_writes_nothing():
     disk = used_disk()
     TopicTable(disk)
     disk.on_write = lambda event: pytest.fail(f"{event}")
@@ -120,7 +120,7 @@ def test_a_start_merges_the_changes_and_the_next_one_writes_nothing():
     assert TopicTable(disk).seen() == USED
 
 
-def test_a_start_that_restores_a_deleted_system_topic_corrects_the_changes():
+def test_restoring_a_deleted_system_topic_updates_the_changes_file():
     disk = used_disk()
     assert "B" not in Keeper(disk).topics().topic_config_table
 
@@ -131,7 +131,7 @@ def test_a_start_that_restores_a_deleted_system_topic_corrects_the_changes():
 
 @pytest.mark.parametrize("suffix", ["", ".old"])
 @pytest.mark.parametrize("how", ["deleted", "damaged"])
-def test_one_damaged_copy_of_the_changes_loses_nothing(suffix, how, caplog):
+def test_one_damaged_copy_of_the_topic_changes_loses_nothing(suffix, how, caplog):
     disk = used_disk()
     if how == "deleted":
         disk.remove(CHANGES + suffix)
@@ -146,7 +146,7 @@ def test_one_damaged_copy_of_the_changes_loses_nothing(suffix, how, caplog):
 
 
 @pytest.mark.parametrize("how", ["deleted", "damaged"])
-def test_a_start_without_the_changes_is_refused_unless_the_loss_is_accepted(how):
+def test_a_start_without_the_topic_changes_is_refused_unless_the_loss_is_accepted(how):
     disk = used_disk()
     for path in (CHANGES, f"{CHANGES}.old"):
         if how == "deleted":
@@ -163,7 +163,7 @@ def test_a_start_without_the_changes_is_refused_unless_the_loss_is_accepted(how)
     assert TopicTable(disk).seen() == {"A": 1, "B": 1, "C": 1, "Z": 1}
 
 
-def test_changes_from_an_older_backup_than_all_topics_are_refused():
+def test_topic_changes_older_than_the_topics_file_are_refused():
     disk = used_disk()
     older = disk.clone()
     table = TopicTable(disk)
@@ -181,7 +181,7 @@ def test_changes_from_an_older_backup_than_all_topics_are_refused():
         TopicTable(disk)
 
 
-def test_a_change_that_the_disk_refused_never_comes_back():
+def test_a_topic_change_refused_by_the_disk_does_not_come_back_later():
     disk = used_disk()
     table = TopicTable(disk)
     disk.fail_writes(error=errno.ENOSPC)
@@ -200,7 +200,7 @@ def test_a_change_that_the_disk_refused_never_comes_back():
 
 
 @run_by(simulate, 1)
-async def test_changes_during_a_merge_are_kept(world, /):
+async def test_topic_changes_during_a_merge_are_kept(world, /):
     disk = world.machine("broker").disk
     table = changed_table(disk)
     assert table.keeper.has_many_changes
@@ -218,9 +218,7 @@ async def test_changes_during_a_merge_are_kept(world, /):
 
 
 @run_by(simulate, 1)
-async def test_a_merge_that_is_cancelled_has_ended_before_the_next_owner_of_the_file_begins(
-    world, /
-):
+async def test_a_cancelled_merge_of_topics_writes_nothing_more(world, /):
     disk = world.machine("broker").disk
     table = changed_table(disk)
     merging = asyncio.ensure_future(table.merge())
@@ -238,7 +236,7 @@ def copied_topics(counter, *names):
 
 
 @run_by(simulate, 1)
-async def test_a_follower_merges_what_it_adopted_from_several_answers(world, /):
+async def test_a_follower_merges_the_topics_it_adopted_from_several_answers(world, /):
     disk = used_disk()
     keeper = Keeper(disk)
     keeper.adopt(copied_topics(7, "A", "B", "C", "D", "E", "F"), 0)
@@ -254,9 +252,7 @@ async def test_a_follower_merges_what_it_adopted_from_several_answers(world, /):
 
 @pytest.mark.parametrize("counter", [3, 9])
 @run_by(simulate, 1)
-async def test_a_follower_starts_again_after_it_adopted_from_a_leader_with_an_older_version(
-    world, /, counter
-):
+async def test_a_follower_restarts_after_adopting_topics_of_an_older_version(world, /, counter):
     disk = used_disk()
     keeper = Keeper(disk)
     newest = copied_topics(20, "A", "B", "C", "D", "E", "F")
@@ -274,7 +270,7 @@ async def test_a_follower_starts_again_after_it_adopted_from_a_leader_with_an_ol
 
 
 @run_by(simulate, 1)
-async def test_a_refused_merge_leaves_everything_as_it_was(world, /):
+async def test_a_merge_refused_by_the_disk_can_be_repeated(world, /):
     disk = world.machine("broker").disk
     table = changed_table(disk)
     disk.fail_writes(error=errno.ENOSPC)
@@ -289,7 +285,7 @@ async def test_a_refused_merge_leaves_everything_as_it_was(world, /):
 
 
 @pytest.mark.parametrize("loss", Loss)
-def test_a_crash_loses_no_confirmed_change_and_invents_none(loss):
+def test_a_crash_loses_no_confirmed_topic_change_and_invents_none(loss):
     states = [{}]
 
     def change(table, *given):
@@ -307,7 +303,7 @@ def test_a_crash_loses_no_confirmed_change_and_invents_none(loss):
         table = TopicTable(disk)
         for step in [("A", 1), ("B", 1), ("C", 1), ("D", 1), ("A", 2), ("B", 0)]:
             change(table, *step)
-        # What the thread writes, between two changes and beside them.
+        # The thread's write, between two changes and during them.
         whole = table.keeper._whole(table.topics.saved())
         table.keeper._topics.save("", keepers._encoded(whole))
         for step in [("E", 3), ("A", 0), ("B", 4)]:
@@ -336,7 +332,7 @@ def test_a_crash_loses_no_confirmed_change_and_invents_none(loss):
 
 
 @pytest.mark.parametrize("counter", [3, 20])
-def test_changes_are_unknown_across_a_leader_with_an_older_version(counter):
+def test_topic_changes_since_another_leaders_version_are_unknown(counter):
     def adopt(version, *names):
         topics.adopt(TopicConfigs(version, {name: configs[name] for name in names}))
         return version
@@ -358,7 +354,7 @@ CHANGE = st.tuples(st.sampled_from(NAMES), st.integers(0, 3))
 
 
 @given(st.lists(CHANGE), st.lists(CHANGE), st.integers(1, 8))
-def test_changes_since_a_version_lead_from_it_to_the_present(before, after, remembered):
+def test_topic_changes_since_a_version_lead_to_the_present_topics(before, after, remembered):
     def make(changes):
         for name, queues in changes:
             if queues:

@@ -1,4 +1,4 @@
-"""What a terminal would obey is shown."""
+"""Control characters that a terminal would obey are shown as text."""
 
 import json
 import unicodedata
@@ -24,22 +24,22 @@ from txmq.text import printable, printable_json
         ("a\r\nb\tc", "a  b c"),
     ],
 )
-def test_what_would_be_obeyed_is_shown_by_its_number(text, shown):
+def test_control_characters_are_shown_by_their_code_point(text, shown):
     assert printable(text) == shown
 
 
 @given(st.text())
-def test_all_of_a_text_can_be_seen_and_written(text):
+def test_any_text_becomes_one_printable_line(text):
     shown = printable(text)
 
     shown.encode()
-    assert {unicodedata.category(each) for each in shown} & {"Cc", "Cf", "Co", "Cs"} == set()
+    assert {unicodedata.category(sign) for sign in shown} & {"Cc", "Cf", "Co", "Cs"} == set()
     assert len(shown.splitlines()) <= 1
     assert printable(shown) == shown
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])), st.booleans())
-def test_json_keeps_its_meaning(text, is_ascii):
+def test_printable_json_decodes_to_the_same_value(text, is_ascii):
     written = printable_json(json.dumps({"text": text}, ensure_ascii=is_ascii))
 
     assert json.loads(written) == {"text": text}

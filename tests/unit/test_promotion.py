@@ -1,4 +1,4 @@
-"""A follower's directory is made a leader's: which one, by whom, why, and in which epoch."""
+"""Promoting a follower's directory: which one, by whom, why, and to which epoch."""
 
 import asyncio
 
@@ -32,7 +32,7 @@ def followed(leader, data, *, messages=5, end=None, epoch=0):
     return Keeper(LocalDisk(data))
 
 
-def test_a_promoted_directory_leads_in_an_epoch_that_nobody_has_seen(tmp_path):
+def test_a_promoted_directory_leads_in_a_new_epoch(tmp_path):
     leader = LeadingShelf()
     leader.store.log.epoch = 4
     keeper = followed(leader, tmp_path, epoch=7)
@@ -56,7 +56,7 @@ def test_a_promoted_directory_leads_in_an_epoch_that_nobody_has_seen(tmp_path):
     shelf.close()
 
 
-def test_only_a_follower_that_is_stopped_is_promoted(tmp_path):
+def test_only_the_directory_of_a_stopped_follower_can_be_promoted(tmp_path):
     leader = LeadingShelf(LocalDisk(tmp_path / "leader"))
     leader.add(b"message")
     leader.close()
@@ -78,7 +78,7 @@ def test_only_a_follower_that_is_stopped_is_promoted(tmp_path):
         promote(tmp_path / "copy", "why", **BY)
 
 
-def test_a_copy_that_never_was_complete_is_promoted_only_by_who_accepts_the_loss(tmp_path):
+def test_an_incomplete_copy_is_promoted_only_with_allow_data_loss(tmp_path):
     leader = LeadingShelf()
     leader.add(*[b"before"] * 3)
     followed(leader, tmp_path, end=leader.heads()[1].position)

@@ -16,5 +16,5 @@ from txmq.text import quantity
         (1, ("row was", "rows were"), "1 row was"),
     ],
 )
-def test_a_noun_agrees_with_its_number(count, words, shown):
+def test_a_noun_agrees_with_its_count(count, words, shown):
     assert quantity(count, *words) == shown

@@ -27,7 +27,7 @@ def test_many_topics_are_registered_in_parts_and_only_the_last_has_the_version()
     assert len({(version.timestamp, version.counter) for version in versions}) == 3
 
 
-def test_later_only_changed_topics_are_registered():
+def test_after_the_first_registration_only_changed_topics_are_sent():
     known, topics = RegisteredTopics(), topics_of(PART_TOPICS + 2)
     for _ in known.parts(topics):
         break  # The first registration failed.
@@ -44,7 +44,7 @@ def test_later_only_changed_topics_are_registered():
     assert part.data_version == topics.version
 
 
-def test_changes_while_parts_are_on_their_way_are_registered_afterwards():
+def test_topics_changed_during_a_registration_are_sent_in_the_next():
     known, topics = RegisteredTopics(), topics_of(2 * PART_TOPICS)
     for number, _ in enumerate(known.parts(topics)):
         topics.put(TopicConfig(f"Late-{number}", 1, 1), NOW_MS)
@@ -53,7 +53,7 @@ def test_changes_while_parts_are_on_their_way_are_registered_afterwards():
     assert {*part.topic_config_table} == {"Late-0", "Late-1"}
 
 
-def test_few_topics_are_always_registered_together():
+def test_a_few_topics_are_always_registered_in_one_part():
     known, topics = RegisteredTopics(), topics_of(2)
     for _ in range(2):
         (part,) = known.parts(topics)

@@ -1,4 +1,4 @@
-"""Being known: to several name servers, through their deaths, none holding up another."""
+"""Registration at several name servers, through their failures, none delaying another."""
 
 import asyncio
 import logging
@@ -25,13 +25,13 @@ PERIOD_S, RETRY_S = registering.PERIOD_S, registering.RETRY_S
 
 
 def in_world(scenario):
-    """Run a test that is a coroutine of a world."""
+    """Run a coroutine test in its own world."""
 
     @wraps(scenario)
     def test():
         simulate(scenario, 3, timeout=3600.0)
 
-    del test.__wrapped__  # the world is no fixture
+    del test.__wrapped__  # the world is not a fixture
     return test
 
 
@@ -93,7 +93,7 @@ class Stage:
 
 
 async def until(holds, world, within_s):
-    """Virtual seconds until something is so."""
+    """The virtual seconds until a condition holds."""
     began = world.now()
     while not holds():
         assert world.now() - began < within_s
@@ -102,7 +102,7 @@ async def until(holds, world, within_s):
 
 
 @in_world
-async def test_every_name_server_knows_the_broker_when_it_has_started(world):
+async def test_a_started_broker_is_registered_at_every_name_server(world):
     stage = Stage(world, "n1", "n2", "n3")
     await stage.serve("n1", "n2", "n3")
 
@@ -113,7 +113,7 @@ async def test_every_name_server_knows_the_broker_when_it_has_started(world):
 
 
 @in_world
-async def test_a_change_is_told_at_once_and_stopping_is_a_goodbye(world):
+async def test_topic_changes_are_registered_at_once_and_a_stop_unregisters(world):
     stage = Stage(world, "n1", "n2")
     await stage.serve("n1", "n2")
     await stage.registrar.start()
@@ -131,7 +131,7 @@ async def test_a_change_is_told_at_once_and_stopping_is_a_goodbye(world):
 
 
 @in_world
-async def test_a_name_server_that_starts_later_is_found(world):
+async def test_the_broker_registers_at_a_name_server_that_starts_later(world):
     stage = Stage(world, "n1", "n2")
     await stage.serve("n1")
     await stage.registrar.start()
@@ -145,7 +145,7 @@ async def test_a_name_server_that_starts_later_is_found(world):
 
 
 @in_world
-async def test_a_name_server_that_was_restarted_knows_the_broker_again_within_seconds(world):
+async def test_the_broker_registers_again_at_a_restarted_name_server(world):
     stage = Stage(world, "n1", "n2")
     await stage.serve("n1", "n2")
     await stage.registrar.start()
@@ -160,7 +160,7 @@ async def test_a_name_server_that_was_restarted_knows_the_broker_again_within_se
 
 
 @in_world
-async def test_a_broken_connection_is_made_good_within_seconds(world):
+async def test_the_broker_registers_again_after_a_broken_connection(world):
     stage = Stage(world, "n1")
     await stage.serve("n1")
     await stage.registrar.start()
@@ -173,7 +173,7 @@ async def test_a_broken_connection_is_made_good_within_seconds(world):
 
 
 @in_world
-async def test_a_name_server_that_does_not_answer_holds_up_no_other(world):
+async def test_a_silent_name_server_does_not_delay_the_others(world):
     stage = Stage(world, "n1", "n2")
     await stage.serve("n1", "n2")
     world.network.partition("broker", "n2")
@@ -192,7 +192,7 @@ async def test_a_name_server_that_does_not_answer_holds_up_no_other(world):
 
 
 @in_world
-async def test_stopping_waits_for_silent_name_servers_together_not_one_by_one(world):
+async def test_a_stop_waits_for_all_silent_name_servers_at_once(world):
     names = [f"n{n}" for n in range(5)]
     stage = Stage(world, *names)
     await stage.serve(*names)
@@ -210,8 +210,8 @@ async def test_stopping_waits_for_silent_name_servers_together_not_one_by_one(wo
 
 
 @in_world
-async def test_registrations_are_as_rare_as_they_may_be(world):
-    """Every 30 seconds where all is well, and one a second where a name server refuses."""
+async def test_registrations_repeat_every_30_s_and_a_refusal_is_retried_every_second(world):
+    """Every 30 seconds if all is well, and every second if a name server refuses."""
     times = {}
 
     def service(name, code):
@@ -241,7 +241,7 @@ async def test_registrations_are_as_rare_as_they_may_be(world):
         door.close()
 
 
-def test_silence_is_told_once_and_so_is_its_end(caplog):
+def test_an_unreachable_name_server_is_logged_once_and_so_is_its_return(caplog):
     @in_world
     async def scenario(world):
         stage = Stage(world, "n1")
@@ -255,9 +255,9 @@ def test_silence_is_told_once_and_so_is_its_end(caplog):
         scenario()
 
     said = [
-        each.getMessage()
-        for each in caplog.records
-        if each.name == "txmq_broker.services.registrar"
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "txmq_broker.services.registrar"
     ]
     assert len(said) == 2
     assert "cannot register" in said[0]
@@ -265,7 +265,7 @@ def test_silence_is_told_once_and_so_is_its_end(caplog):
 
 
 @pytest.mark.parametrize("count", [0, 1])
-def test_it_can_be_stopped_before_it_was_started(count):
+def test_a_registrar_can_be_stopped_before_it_started(count):
     @in_world
     async def scenario(world):
         stage = Stage(world, *["n1"][:count])
@@ -276,7 +276,7 @@ def test_it_can_be_stopped_before_it_was_started(count):
 
 
 @in_world
-async def test_a_second_broker_of_a_name_waits_until_the_first_is_gone(world):
+async def test_a_second_broker_with_the_same_name_waits_until_the_first_is_gone(world):
     stage = Stage(world, "n1")
     await stage.serve("n1")
     await stage.registrar.start()
@@ -298,7 +298,7 @@ async def test_a_second_broker_of_a_name_waits_until_the_first_is_gone(world):
 
 
 @in_world
-async def test_a_broker_that_moves_takes_its_name_along(world):
+async def test_a_broker_that_moves_to_another_address_keeps_its_name(world):
     stage = Stage(world, "n1")
     await stage.serve("n1")
     await stage.registrar.start()
@@ -312,7 +312,7 @@ async def test_a_broker_that_moves_takes_its_name_along(world):
 
 
 @in_world
-async def test_many_topics_reach_a_name_server_in_parts_and_then_only_their_changes(world):
+async def test_many_topics_are_registered_in_parts_and_later_only_their_changes(world):
     stage = Stage(world, "n1")
     names = [f"T{number}" for number in range(3_000)]
     stage.topics.become(*names)

@@ -1,4 +1,4 @@
-"""A member of a set: when it leads, and when it lets another one lead."""
+"""When a member of a set leads, and when it lets another member lead."""
 
 import asyncio
 from contextlib import closing, nullcontext, suppress
@@ -32,7 +32,7 @@ class Stage:
         self.first = self.store.coordinator("m2")
 
     async def resigned(self, acknowledged=None, **changes):
-        """Have m2 lead and resign; the state of the set has these changes then."""
+        """Let m2 lead and resign; then the state of the set has these changes."""
         first = self.first
         leadership = await first.lead(Leader(M2, "m2:10911"), await first.view(), 60, NOTHING)
         seen = await first.view()
@@ -86,12 +86,12 @@ def test_the_only_member_in_sync_leads_at_once():
     assert run(lambda world: seconds_until_leading(world, in_sync=(M1,))) < 0.5
 
 
-def test_a_started_member_waits_a_moment_for_the_others_in_sync():
-    """They may have more of the log, if this directory was put back to an earlier state."""
+def test_a_started_member_waits_two_seconds_for_the_other_in_sync_members():
+    """They may have more of the log if this directory was put back to an earlier state."""
     assert 2.0 <= run(seconds_until_leading) < 2.5
 
 
-def test_a_started_member_leads_at_once_when_all_in_sync_stand_and_none_has_more():
+def test_a_member_leads_at_once_if_all_in_sync_members_stand_with_no_more_log():
     async def scenario(world):
         stage = Stage(world)
         await stage.resigned()
@@ -101,8 +101,8 @@ def test_a_started_member_leads_at_once_when_all_in_sync_stand_and_none_has_more
     assert run(scenario) < 0.5
 
 
-def test_a_member_that_stood_after_an_older_epoch_is_waited_for():
-    """It may have followed since, and have more than it had then."""
+def test_a_member_that_stood_in_an_older_epoch_is_waited_for():
+    """It may have followed since then and have more."""
 
     async def scenario(world):
         stage = Stage(world)
@@ -113,8 +113,8 @@ def test_a_member_that_stood_after_an_older_epoch_is_waited_for():
     assert 2.0 <= run(scenario) < 2.5
 
 
-def test_others_see_that_a_member_stands_for_longer_than_they_wait():
-    """The one with the most must not be gone when one with less decides."""
+def test_a_candidacy_stays_visible_longer_than_other_members_wait():
+    """The member with the most must still be visible when one with less decides."""
 
     async def scenario(world):
         stage = Stage(world, lease=2)
@@ -125,7 +125,7 @@ def test_others_see_that_a_member_stands_for_longer_than_they_wait():
     assert M1 in run(scenario)
 
 
-def test_a_member_that_has_less_than_another_one_that_stands_does_not_lead():
+def test_a_member_with_less_log_than_another_candidate_does_not_lead():
     async def scenario(world):
         stage = Stage(world)
         await stage.resigned()
@@ -136,7 +136,7 @@ def test_a_member_that_has_less_than_another_one_that_stands_does_not_lead():
         run(scenario)
 
 
-def test_a_member_that_lacks_what_the_set_acknowledged_does_not_lead_and_says_what_to_do(caplog):
+def test_a_member_that_lacks_acknowledged_messages_does_not_lead(caplog):
     with pytest.raises(TimeoutError):
         run(lambda world: seconds_until_leading(world, acknowledged=LogEnd(1, 500), in_sync=(M1,)))
 
@@ -147,7 +147,7 @@ def test_a_member_that_lacks_what_the_set_acknowledged_does_not_lead_and_says_wh
     assert "--allow-data-loss" in line
 
 
-def test_a_member_that_lacks_something_leads_if_an_operator_accepts_the_loss():
+def test_a_member_that_lacks_messages_leads_if_an_operator_accepts_the_loss():
     async def scenario(world):
         stage = Stage(world)
         await stage.resigned(acknowledged=LogEnd(1, 500), in_sync=(M2,))
@@ -189,8 +189,8 @@ async def in_doubt(world, harm, other=None, *, acknowledged=None, **changes):
 
 
 @pytest.mark.parametrize("other", [no_mark(-1, 0), no_mark(0, 0)])
-def test_of_members_that_all_lost_their_marks_one_with_the_most_leads(other):
-    """Nobody could have more, so there is nothing that a person could wait for."""
+def test_if_all_members_lost_their_marks_one_with_the_longest_log_leads(other):
+    """No member can have more, so there is nothing to wait for."""
 
     async def scenario(world):
         stage = await in_doubt(world, without_mark, other)
@@ -199,7 +199,7 @@ def test_of_members_that_all_lost_their_marks_one_with_the_most_leads(other):
     assert run(scenario) < 0.5
 
 
-def test_the_last_member_in_sync_leads_although_it_lost_its_mark():
+def test_the_last_in_sync_member_leads_even_without_its_mark():
     async def scenario(world):
         stage = await in_doubt(world, without_mark, in_sync=(M1,))
         return await stage.seconds_until_leading()
@@ -228,7 +228,7 @@ def test_the_last_member_in_sync_leads_although_it_lost_its_mark():
         "its mark knows more than one without doubt has",
     ],
 )
-def test_a_member_in_doubt_does_not_lead_if_it_may_lack_something(harm, other, acknowledged):
+def test_a_member_in_doubt_does_not_lead_if_it_may_lack_messages(harm, other, acknowledged):
     async def scenario(world):
         stage = await in_doubt(world, harm, other, acknowledged=acknowledged)
         return await stage.seconds_until_leading()
@@ -237,7 +237,7 @@ def test_a_member_in_doubt_does_not_lead_if_it_may_lack_something(harm, other, a
         run(scenario)
 
 
-def test_a_member_without_a_mark_leads_in_place_of_one_that_has_less_without_doubt():
+def test_a_member_without_a_mark_leads_instead_of_an_undoubted_shorter_one():
     """That one was put back by a moment, or has nothing more than this one: its log ends before."""
 
     async def scenario(world):
@@ -252,7 +252,7 @@ def test_a_member_without_a_mark_leads_in_place_of_one_that_has_less_without_dou
     [(no_mark(1, 500), False), (Standing(LogEnd(0, 0), "its mark knows more", 500), True)],
     ids=["one that can lead", "one that cannot lead"],
 )
-def test_a_member_without_doubt_leaves_it_to_one_that_has_more(other, leads):
+def test_an_undoubted_member_yields_to_one_with_a_longer_log_that_can_lead(other, leads):
     async def scenario(world):
         stage = Stage(world)
         await stage.resigned()
@@ -263,7 +263,7 @@ def test_a_member_without_doubt_leaves_it_to_one_that_has_more(other, leads):
         run(scenario)
 
 
-def test_the_others_see_for_as_long_as_it_runs_what_a_member_in_doubt_had():
+def test_a_member_in_doubt_publishes_the_end_of_the_log_it_once_had():
     async def scenario(world):
         stage = await in_doubt(world, with_mark_at_500)
         with suppress(TimeoutError):
@@ -291,7 +291,7 @@ def test_a_member_that_cannot_write_leads_once_it_can(caplog):
     assert sum("does not lead: it cannot write" in line for line in caplog.messages) == 1
 
 
-def test_a_full_disk_leaves_it_to_the_others_to_lead_for_a_while():
+def test_a_member_with_a_full_disk_waits_ten_seconds_before_it_leads():
     async def scenario(world):
         stage = Stage(world)
         await stage.resigned(in_sync=(M1,))
@@ -303,12 +303,12 @@ def test_a_full_disk_leaves_it_to_the_others_to_lead_for_a_while():
     assert 10 <= run(scenario) < 15
 
 
-def test_another_member_that_was_chosen_comes_first_but_not_for_long():
+def test_a_member_chosen_by_an_operator_comes_first_for_three_seconds():
     """It may have died since an operator chose it."""
     assert 3.0 <= run(lambda world: seconds_until_leading(world, hand_over=CHOSEN)) < 3.5
 
 
-def test_a_member_that_was_removed_does_not_lead(caplog):
+def test_a_removed_member_does_not_lead(caplog):
     removal = SetAct("remove", "m1", "Li Na", "a slow disk", 5)
     with pytest.raises(TimeoutError):
         run(lambda world: seconds_until_leading(world, removed=(removal,)))

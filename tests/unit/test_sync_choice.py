@@ -10,7 +10,7 @@ FAST_S, SLOW_S, STALL_S = 0.0002, 0.00025, 0.004
 
 
 class SyncTimes:
-    """Syncs one after the other, each as long as its way takes."""
+    """Syncs one after another, each as long as its way takes."""
 
     def __init__(self):
         self.now = 0.0
@@ -37,7 +37,7 @@ STALLING = [FAST_S] * 7 + [STALL_S]
 """The kernel's worker waits for a busy core now and then."""
 
 
-def test_the_thread_syncs_while_the_kernel_waits_for_a_core_and_no_longer():
+def test_syncs_move_to_the_thread_only_while_kernel_syncs_stall():
     syncs = SyncTimes()
     assert syncs.sync_many(5000, [FAST_S], [SLOW_S]) == 0
     assert syncs.sync_many(10_000, STALLING, [SLOW_S]) > 0.9
@@ -53,21 +53,21 @@ def test_the_thread_syncs_while_the_kernel_waits_for_a_core_and_no_longer():
         pytest.param(STALLING, [STALL_S], id="a thread that is slower"),
     ],
 )
-def test_the_kernel_goes_on_unless_it_stalls_and_the_thread_does_not(kernel, thread):
+def test_the_kernel_keeps_syncing_unless_it_stalls_and_the_thread_does_not(kernel, thread):
     assert SyncTimes().sync_many(40_000, kernel, thread) < 0.1
 
 
-def test_the_thread_syncs_soon_after_all_syncs_of_the_kernel_became_slow():
+def test_the_thread_takes_over_soon_after_all_kernel_syncs_become_slow():
     syncs = SyncTimes()
     syncs.sync_many(1000, [FAST_S], [SLOW_S])
     assert syncs.sync_many(1000, [STALL_S], [SLOW_S]) > 0.8
 
 
-def test_the_thread_is_tried_at_last_where_all_syncs_of_the_kernel_are_slow():
+def test_the_thread_is_tried_if_all_kernel_syncs_were_always_slow():
     assert SyncTimes().sync_many(100_000, [STALL_S], [SLOW_S]) > 0.5
 
 
-def test_a_trial_of_a_way_that_stalls_ends_at_its_first_stalls():
+def test_a_trial_of_the_stalling_way_ends_after_its_first_stalls():
     syncs = SyncTimes()
     syncs.sync_many(1000, STALLING, [SLOW_S])
     before = syncs.now
@@ -75,7 +75,7 @@ def test_a_trial_of_a_way_that_stalls_ends_at_its_first_stalls():
     assert syncs.now - before < 1.05 * 20_000 * SLOW_S
 
 
-def test_the_way_stays_while_a_sync_runs():
+def test_the_way_of_syncing_does_not_change_while_a_sync_runs():
     syncs = SyncTimes()
     syncs.choice.begin()
     assert syncs.sync_many(1000, STALLING, [FAST_S]) == 0

@@ -19,7 +19,7 @@ def in_world(scenario):
 
 
 @in_world
-async def test_a_stop_ends_everything_and_waits_for_it(caplog):
+async def test_a_stop_cancels_all_tasks_and_waits_for_them(caplog):
     ended = []
 
     async def work():
@@ -39,7 +39,7 @@ async def test_a_stop_ends_everything_and_waits_for_it(caplog):
 
 
 @in_world
-async def test_what_is_started_while_others_end_is_ended_too(caplog):
+async def test_a_task_started_during_a_stop_is_cancelled_too(caplog):
     tasks = Tasks()
 
     async def heir():
@@ -55,7 +55,7 @@ async def test_what_is_started_while_others_end_is_ended_too(caplog):
 
 
 @in_world
-async def test_a_stop_that_is_cut_short_can_be_taken_up_again(caplog):
+async def test_a_stop_that_timed_out_can_be_repeated(caplog):
     async def slow():
         try:
             await asyncio.sleep(1000)
@@ -74,7 +74,7 @@ async def test_a_stop_that_is_cut_short_can_be_taken_up_again(caplog):
 
 
 @in_world
-async def test_a_task_that_fails_is_heard_of(caplog):
+async def test_a_failing_task_is_logged(caplog):
     async def fail():
         raise ValueError("so it goes")
 
@@ -82,19 +82,19 @@ async def test_a_task_that_fails_is_heard_of(caplog):
     tasks.start(fail(), "this one")
     await asyncio.sleep(1)
     assert len(tasks) == 0
-    assert [(each.levelno, each.getMessage()) for each in caplog.records] == [
+    assert [(record.levelno, record.getMessage()) for record in caplog.records] == [
         (logging.ERROR, "this one failed")
     ]
 
 
 class Middle:
-    """No chance at all."""
+    """Draws without chance."""
 
     def fraction(self):
         return 0.5
 
 
-def test_pauses_double_up_to_a_limit_and_begin_short_again():
+def test_pauses_double_up_to_a_limit_and_a_reset_starts_over():
     backoff = Backoff(Middle(), 0.1, 1.0)
 
     assert [backoff.next_pause() for _ in range(6)] == [0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
@@ -102,7 +102,7 @@ def test_pauses_double_up_to_a_limit_and_begin_short_again():
     assert backoff.next_pause() == 0.1
 
 
-def test_there_is_some_chance_in_a_pause():
+def test_pauses_vary_by_25_percent():
     class Chance:
         drawn = iter([0.0, 0.999])
 

@@ -1,4 +1,4 @@
-"""What a client and a broker are told about TLS, and whom a certificate names."""
+"""TLS settings of clients and brokers, and the account that a certificate names."""
 
 import ssl
 
@@ -34,12 +34,12 @@ def test_the_environment_turns_tls_on():
         ),
     ],
 )
-def test_half_of_the_variables_is_refused(environ, why):
+def test_incomplete_tls_variables_are_refused(environ, why):
     with pytest.raises(ConfigError, match=why):
         load_tls(environ)
 
 
-def test_a_client_knows_the_authorities_of_the_system_or_those_of_a_file(authority):
+def test_a_client_trusts_the_system_authorities_or_those_of_a_file(authority):
     for settings, known in ((ClientTls(), None), (ClientTls(ca=authority.certificate), 1)):
         context = ClientContext(settings).value
         assert (context.check_hostname, context.verify_mode) == (True, ssl.CERT_REQUIRED)
@@ -48,17 +48,19 @@ def test_a_client_knows_the_authorities_of_the_system_or_those_of_a_file(authori
 
 
 def rules(*accounts):
-    return AccessRules.of({"f": AclFile(accounts=[AccountSettings(*each) for each in accounts])})
+    return AccessRules.of(
+        {"f": AclFile(accounts=[AccountSettings(*account) for account in accounts])}
+    )
 
 
-def test_an_account_needs_a_secret_or_a_subject_of_its_own():
+def test_an_account_needs_a_secret_or_a_unique_tls_subject():
     with pytest.raises(ConfigError, match="account the-shop needs a secretKey, a tlsSubject"):
         rules(("the-shop",))
     with pytest.raises(ConfigError, match="the-shop and the-bill have the same tlsSubject x"):
         rules(("the-shop", None, "x"), ("the-bill", None, "x"))
 
 
-def test_a_whole_subject_counts_more_than_a_common_name():
+def test_a_full_subject_match_takes_precedence_over_a_common_name():
     found = rules(("by-name", None, "web"), ("by-subject", None, "CN=web,O=Bank"))
 
     def of(*parts):
@@ -75,7 +77,7 @@ def conf(*arguments):
     return load(BrokerSettings, arguments=arguments, aliases=NAMES).tls
 
 
-def test_the_names_of_rocketmq_set_up_tls():
+def test_rocketmqs_tls_setting_names_are_accepted():
     files = ("tls.server.certPath=c", "tls.server.keyPath=k", "tls.server.trustCertPath=a")
     wanted = ServerTlsSettings(mode="enforcing", certificate="c", key="k", client_ca="a")
     assert conf("tls.server.mode=enforcing", *files) == wanted

@@ -1,4 +1,4 @@
-"""The number of topics is counted again only after they have changed, and in parts."""
+"""Topics are counted in parts, and again only after they changed."""
 
 from txmq.protocol.topics import topics_of_brokers
 from txmq_broker.core import topics as topic_census
@@ -6,7 +6,7 @@ from txmq_broker.core.topics import TopicCensus
 from txmq_broker.services.slices import whole
 
 
-def test_topics_of_applications_and_dead_letters_are_counted(monkeypatch):
+def test_the_census_counts_application_topics_and_dead_letter_queues(monkeypatch):
     monkeypatch.setattr(topic_census, "_AT_ONCE", 2)
     names = ["Orders", "%RETRY%g", "%DLQ%g", "broker-a", "c", "c_REPLY_TOPIC", "TBW102", "Bills"]
     looked: list[int] = []

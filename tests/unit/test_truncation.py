@@ -1,4 +1,4 @@
-"""A copy loses what its leader does not have, whatever that was and whenever the power goes."""
+"""A copy cuts what its leader does not have, whatever it is and whenever the power goes."""
 
 import re
 
@@ -42,7 +42,7 @@ async def followed(leader, disk=None):
 
 
 def live(leader, name, count):
-    """Messages, transactions and delays, under names of their own."""
+    """Add messages, transactions and delays with distinct names."""
     for number in range(count):
         text = f"{name}-{number}"
         leader.add(text.encode() + b"." * 200, number=number % 3, keys=text)
@@ -74,7 +74,7 @@ def contents(shelf):
 
 
 def kept_records(disk):
-    """The records in the folder of what was cut, as ``txmq log dump`` reads them."""
+    """The records in the folder of a cut, as ``txmq log dump`` reads them."""
     (folder,) = disk.names("cut")
     aside = _Folder(disk, f"cut/{folder}")
     reader = LogReader(aside, log_to_read(aside))
@@ -102,7 +102,7 @@ class _Folder:
 @pytest.mark.parametrize("won", [0, 1, 12])
 @pytest.mark.parametrize("shared", [0, 1, 9])
 @in_virtual_time
-async def test_a_copy_is_cut_to_what_it_shares_and_has_then_what_its_leader_has(shared, lost, won):
+async def test_a_copy_is_cut_to_the_shared_log_and_then_equals_its_leader(shared, lost, won):
     """The indexes of the copy were saved beyond the cut; they may lie in an earlier file."""
     old = LeadingShelf()
     live(old, "shared", shared)
@@ -122,7 +122,7 @@ async def test_a_copy_is_cut_to_what_it_shares_and_has_then_what_its_leader_has(
 
 
 @in_virtual_time
-async def test_a_cut_is_reported_with_its_size_its_place_and_its_folder(caplog):
+async def test_a_cut_is_logged_with_its_size_position_and_folder(caplog):
     old = LeadingShelf()
     live(old, "shared", 3)
     new = fork(old)
@@ -145,8 +145,8 @@ async def test_a_cut_is_reported_with_its_size_its_place_and_its_folder(caplog):
 
 
 @in_virtual_time
-async def test_tables_that_are_ahead_of_a_cut_come_back_with_it():
-    """Or its offsets would prove that messages are missing, and its floors would hide new ones."""
+async def test_offsets_and_floors_beyond_a_cut_are_set_back():
+    """Otherwise its offsets would suggest missing messages, and its floors would hide new ones."""
     old = LeadingShelf()
     old.add(*[b"shared"] * 4, topic="T")
     old.add(*[b"shared"] * 4, topic="Deleted")
@@ -176,8 +176,8 @@ async def test_tables_that_are_ahead_of_a_cut_come_back_with_it():
 
 
 @in_virtual_time
-async def test_a_copy_that_is_damaged_before_its_cut_ends_there_and_gets_the_rest_again():
-    """Its index made that no matter, and is gone with the cut."""
+async def test_a_copy_damaged_before_its_cut_is_cut_at_the_damage():
+    """Its index hid the damage, and the cut removes that index."""
     sizes = Sizes(segment_size=1 << 20, checkpoint_every=1 << 20)
     old = LeadingShelf(sizes=sizes)
     live(old, "shared", 9)
@@ -199,7 +199,7 @@ async def test_a_copy_that_is_damaged_before_its_cut_ends_there_and_gets_the_res
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("files", ["one", "many"])
 @in_virtual_time
-async def test_a_power_cut_at_any_step_of_a_cut_leaves_a_copy_that_is_cut_again(files, loss):
+async def test_a_power_cut_at_any_step_of_a_cut_is_recovered(files, loss):
     sizes = Sizes(segment_size=1 << 20) if files == "one" else Sizes()
     old = LeadingShelf(sizes=sizes)
     live(old, "shared", 5)
@@ -224,7 +224,7 @@ async def test_a_power_cut_at_any_step_of_a_cut_leaves_a_copy_that_is_cut_again(
     for number, (event, disk) in enumerate(points):
         try:
             disk.crash(SeededEntropy(f"{number}"), loss)
-            # Without a leader it ends a cut that has begun, and then a promotion could open it.
+            # Without a leader it finishes a cut that has begun; then a promotion can open it.
             alone = FollowedShelf(new, disk.clone())
             await alone.close()
             promoted(alone.disk, sizes).close()
@@ -239,7 +239,7 @@ async def test_a_power_cut_at_any_step_of_a_cut_leaves_a_copy_that_is_cut_again(
 
 @pytest.mark.parametrize("loss", LOSSES)
 @in_virtual_time
-async def test_a_copy_that_was_away_for_too_long_begins_again_whenever_the_power_goes(loss):
+async def test_a_copy_too_far_behind_starts_over_despite_power_cuts(loss):
     leader = LeadingShelf()
     live(leader, "shared", 5)
     leader.offsets = {"T@G": {0: leader.store.queue("T", 0).max_offset}}
@@ -273,7 +273,7 @@ async def test_a_copy_that_was_away_for_too_long_begins_again_whenever_the_power
 
 
 @in_virtual_time
-async def test_a_backup_that_has_what_was_cut_says_so():
+async def test_a_backup_that_holds_cut_messages_is_refused_with_a_hint():
     first = LeadingShelf(sizes=Sizes())
     live(first, "shared", 4)
     second = fork(first)

@@ -1,4 +1,4 @@
-"""Files that are read again when they change: no failure ends that."""
+"""Files are read again when they change, and no failure ends that."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ from txmq.security import watched_files
 from txmq.security.watched_files import WatchedFiles
 
 
-def test_an_unexpected_failure_is_logged_once_without_its_text_and_the_watch_goes_on(
+def test_an_unexpected_error_is_logged_without_its_text_and_the_watch_goes_on(
     tmp_path, monkeypatch, caplog
 ):
     monkeypatch.setattr(watched_files, "WATCH_S", 0.001)

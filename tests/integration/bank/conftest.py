@@ -71,8 +71,8 @@ class Stage:
 
     def __enter__(self):
         with contextlib.ExitStack() as undo:
-            for each in (self.broker, self.icbc, self.ccb):
-                undo.callback(each.close)
+            for process in (self.broker, self.icbc, self.ccb):
+                undo.callback(process.close)
             self.broker.start()
             with ThreadPoolExecutor() as both:
                 list(both.map(BankProcess.start, (self.icbc, self.ccb)))
@@ -94,6 +94,6 @@ def stage(tmp_path_factory):
 
 @pytest.fixture
 def http():
-    """A program that asks the banks, as far from a browser as can be."""
+    """An HTTP client that is no browser."""
     with httpx.Client(timeout=20) as client:
         yield client

@@ -27,7 +27,7 @@ def url(postgres):
 
 
 @pytest.mark.timeout(FIRST_START_SECONDS)
-def test_each_order_of_a_crowd_is_debited_once_in_one_statement(url):
+def test_concurrent_orders_are_each_debited_once_in_one_statement(url):
     books, counted = Books(url, [Opening("A-1", "Zhang", ENOUGH_FOR)]), Counter()
 
     async def play():

@@ -1,4 +1,4 @@
-"""What comes to a bank's door: from IPv6, with characters that no database takes, and Ctrl-C."""
+"""Requests over IPv6, characters that a database refuses, and Ctrl-C."""
 
 import signal
 import subprocess
@@ -26,7 +26,7 @@ def ccb(stage, tmp_path, postgres):
         made.close()
 
 
-def test_a_bank_on_ipv6_is_told_of_characters_that_postgresql_does_not_take(ccb, http):
+def test_a_bank_on_ipv6_answers_requests_with_null_characters(ccb, http):
     where = f"http://{ccb.address}"
     assert http.get(f"{where}/api/health").json() == {"state": "well"}
 

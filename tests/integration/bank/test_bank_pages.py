@@ -84,7 +84,7 @@ def until(fact, what):
         threading.Event().wait(0.02)
 
 
-def test_the_nine_steps_are_seen_while_they_happen(customer, stage):
+def test_the_page_shows_the_nine_steps_as_they_happen(customer, stage):
     page = customer("ICBC-001", "CCB-001", "10,000.00", drill="SLOW")
 
     expect(taken(page)).to_have_count(5)
@@ -95,8 +95,8 @@ def test_the_nine_steps_are_seen_while_they_happen(customer, stage):
     expect(state(page)).to_have_text("settled")
     expect(page.locator("#live")).to_contain_text("This transfer has ended")
     assert page.locator("#steps .story").all_inner_texts() == list(NINE)
-    said = page.locator("#steps .time").all_text_contents()
-    times = [float(each.split()[-2].replace(",", "")) for each in said]
+    time_texts = page.locator("#steps .time").all_text_contents()
+    times = [float(text.split()[-2].replace(",", "")) for text in time_texts]
     assert times == sorted(times)
     assert times[5] - times[4] > 2_000, "the debit is slow, and everything else is not"
     expect(taken(page).last).to_contain_text(
@@ -106,7 +106,7 @@ def test_the_nine_steps_are_seen_while_they_happen(customer, stage):
     photograph(page, "bank-steps")
 
 
-def test_what_fails_is_rolled_back_on_both_sides(customer, stage):
+def test_a_failed_transfer_is_rolled_back_at_both_banks(customer, stage):
     page = customer("ICBC-001", "CCB-001", drill="TAGB")
 
     expect(state(page)).to_have_text("refused")
@@ -119,7 +119,7 @@ def test_what_fails_is_rolled_back_on_both_sides(customer, stage):
     assert stage.ccb.rows(STATES, id=id_of(page)) == []
 
 
-def test_a_broker_that_was_told_nothing_asks(customer):
+def test_a_transfer_without_a_decision_is_settled_by_a_check(customer):
     page = customer("ICBC-002", "CCB-002", drill="TAGC")
 
     expect(taken(page).last).to_contain_text(
@@ -129,14 +129,14 @@ def test_a_broker_that_was_told_nothing_asks(customer):
     expect(state(page)).to_have_text("settled")
 
 
-def test_an_outbox_has_no_nine_steps_and_says_so(customer):
+def test_the_page_of_an_outbox_transfer_says_it_has_no_nine_steps(customer):
     page = customer("ICBC-002", "CCB-002", way="outbox")
 
     expect(state(page)).to_have_text("settled")
     expect(page.locator("#steps")).to_contain_text("no nine steps")
 
 
-def test_a_double_click_and_the_way_back_are_one_transfer(customer, stage, browser_page):
+def test_a_double_click_and_a_resubmitted_form_make_one_transfer(customer, stage, browser_page):
     page = browser_page
     page.goto(stage.icbc.url)
     fill(page, "ICBC-003", "CCB-003", "7.00")
@@ -157,17 +157,19 @@ def test_a_double_click_and_the_way_back_are_one_transfer(customer, stage, brows
     expect(state(page)).to_have_text("settled")
 
 
-def test_a_form_that_is_sent_eight_times_at_once_is_one_transfer(stage, http):
+def test_a_form_sent_eight_times_at_once_makes_one_transfer(stage, http):
     form = form_of(stage, http, amount="3")
 
     with ThreadPoolExecutor(8) as crowd:
         asked = [
             crowd.submit(http.post, f"{stage.icbc.url}/transfers", data=form) for _ in "12345678"
         ]
-        answers = [each.result() for each in asked]
+        answers = [answer.result() for answer in asked]
 
     where = f"/transfers/{form['id']}"
-    assert {(each.status_code, each.headers["location"]) for each in answers} == {(303, where)}
+    assert {(answer.status_code, answer.headers["location"]) for answer in answers} == {
+        (303, where)
+    }
     until(lambda: stage.icbc.rows(STATES, id=form["id"]) == [("settled",)], "it is not settled")
     assert len(stage.icbc.rows(JOURNAL, id=form["id"])) == 2
     other = http.post(f"{stage.icbc.url}/transfers", data={**form, "amount": "4"})
@@ -186,7 +188,7 @@ def test_a_form_with_a_mistake_comes_back_as_it_was_typed(customer, complaints):
     page.click("button[type=submit]")
     expect(page.locator("#why")).to_contain_text("drills need the way half")
     expect(page.locator("input[name=drill][value=TAGA]")).to_be_checked()
-    assert ["422" in each for each in complaints] == [True, True]
+    assert ["422" in complaint for complaint in complaints] == [True, True]
     complaints.clear()
 
 
@@ -220,14 +222,14 @@ def test_the_tellers_totals_add_up(customer, stage, browser_page):
             ["customers", "clearing", "unclaimed", "capital"]
         )
         shown = browser_page.locator("#totals tbody .number").all_inner_texts()
-        assert sum(int(re.sub(r"[^\d-]", "", each)) for each in shown) == 0
+        assert sum(int(re.sub(r"[^\d-]", "", amount)) for amount in shown) == 0
         expect(browser_page.locator("#totals tfoot .number")).to_have_text("0.00 CNY")
         expect(browser_page.locator("#states")).to_contain_text(
             "settled" if bank is stage.icbc else "credited"
         )
 
 
-def test_without_javascript_the_page_says_what_is_known(stage, browser):
+def test_the_page_works_without_javascript(stage, browser):
     with contextlib.closing(browser.new_context(java_script_enabled=False)) as context:
         page = context.new_page()
         page.goto(stage.icbc.url)
@@ -254,7 +256,7 @@ def test_a_restart_forgets_steps_but_no_transfer(customer, stage, browser_page, 
     expect(page.locator("#live")).to_contain_text("Live")
     expect(page.locator("#steps")).to_contain_text("gone")
     expect(state(page)).to_have_text("sent")
-    assert all("ERR_" in each for each in complaints), "it was away, and nothing else"
+    assert all("ERR_" in complaint for complaint in complaints), "it was away, and nothing else"
     complaints.clear()
     browser_page.goto(f"{stage.icbc.url}/teller?still")
     expect(page.locator("#in-flight")).to_contain_text("1,200.00 CNY")
@@ -264,7 +266,7 @@ def test_a_restart_forgets_steps_but_no_transfer(customer, stage, browser_page, 
     expect(state(page)).to_have_text("settled")
 
 
-def test_what_cannot_be_made_says_so_and_may_be_tried_again(customer, stage):
+def test_a_transfer_without_a_broker_says_so_and_can_be_tried_again(customer, stage):
     stage.broker.stop()
     page = customer("ICBC-003", "CCB-001", "8")
     expect(state(page)).to_have_text("not made")
@@ -301,7 +303,7 @@ def test_the_form_offers_the_accounts_of_the_bank(stage, browser_page, complaint
 
 
 @pytest.mark.parametrize("path", ["/", "/teller", "/transfers/nobody", "/static/live.js"])
-def test_every_answer_says_where_scripts_may_come_from(stage, http, path):
+def test_every_response_has_a_content_security_policy(stage, http, path):
     answer = http.get(f"{stage.icbc.url}{path}")
 
     policy = answer.headers["content-security-policy"]
@@ -310,7 +312,7 @@ def test_every_answer_says_where_scripts_may_come_from(stage, http, path):
     assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-def test_a_transfer_that_nobody_knows_has_a_page_that_says_so(stage, http):
+def test_an_unknown_transfer_has_a_not_found_page(stage, http):
     answer = http.get(f"{stage.icbc.url}/transfers/<i>nobody")
 
     assert answer.status_code == 404
@@ -319,7 +321,7 @@ def test_a_transfer_that_nobody_knows_has_a_page_that_says_so(stage, http):
     assert http.get(f"{stage.icbc.url}/transfers/nobody/events").status_code == 404
 
 
-def test_forms_of_no_use_are_refused(stage, http):
+def test_oversized_empty_and_unknown_forms_are_refused(stage, http):
     large = form_of(stage, http, payer="A" * 9_000)
     many = {f"field{number}": "1" for number in range(20)}
 
@@ -341,7 +343,7 @@ def test_forms_of_no_use_are_refused(stage, http):
     ],
     ids=["another site", "another port", "an old browser", "a page without a name"],
 )
-def test_a_page_of_somebody_elses_cannot_send_our_forms(stage, http, headers):
+def test_forms_sent_from_foreign_pages_are_refused(stage, http, headers):
     form = form_of(stage, http)
     closing = {"number": "CCB-001", "wanted": "closed"}
 
@@ -355,7 +357,7 @@ def test_a_page_of_somebody_elses_cannot_send_our_forms(stage, http, headers):
     assert stage.ccb.rows("SELECT is_open FROM accounts WHERE number = 'CCB-001'") == [(1,)]
 
 
-def test_our_own_pages_may_also_in_a_browser_that_says_little(stage, http):
+def test_our_own_pages_can_send_forms_in_an_old_browser(stage, http):
     own = {"origin": stage.icbc.url}
     form = form_of(stage, http)
 

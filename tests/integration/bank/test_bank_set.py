@@ -20,7 +20,7 @@ SETTINGS = (
 
 @pytest.mark.timeout(300)
 def test_killed_leaders_lose_no_cent(etcd, tmp_path):
-    urls = [sqlite_in(tmp_path, each) for each in ("icbc", "ccb")]
+    urls = [sqlite_in(tmp_path, name) for name in ("icbc", "ccb")]
     with BrokerSet(tmp_path / "set", etcd.port, SETTINGS) as members:
         members.wait_in_sync(2)
         asyncio.run(transfers_go_on(members, urls))

@@ -1,4 +1,4 @@
-"""What is told on the command line and cannot be done: a sentence says why, and no traceback."""
+"""Command lines that cannot be carried out: one sentence says why, without a traceback."""
 
 import asyncio
 import sys
@@ -29,7 +29,7 @@ NOBODY = "redis://127.0.0.1:1/0"
         (["--transfers", "0"], "transfers is at least 1"),
     ],
 )
-def test_what_cannot_be_run_is_said_in_a_line(told, words, capsys):
+def test_arguments_that_cannot_run_are_refused_in_one_line(told, words, capsys):
     assert main(told) == CANNOT_RUN
 
     said = capsys.readouterr().err
@@ -37,7 +37,7 @@ def test_what_cannot_be_run_is_said_in_a_line(told, words, capsys):
     assert said.count("\n") == 1
 
 
-def test_a_way_that_nobody_knows_is_answered_with_those_there_are(capsys):
+def test_an_unknown_way_is_refused_with_the_known_ways(capsys):
     with pytest.raises(SystemExit):
         main(["--way", "letter"])
 
@@ -60,7 +60,7 @@ def open_accounts(monkeypatch, database, *named):
         (["ICBC-A=1", "ICBC-A=2"], "named twice"),
     ],
 )
-def test_an_account_that_no_transfer_could_use_is_not_opened(monkeypatch, tmp_path, named, words):
+def test_an_invalid_account_is_not_opened(monkeypatch, tmp_path, named, words):
     with pytest.raises(SystemExit) as ended:
         open_accounts(monkeypatch, f"sqlite:///{tmp_path / 'icbc.db'}", *named)
 
@@ -69,7 +69,7 @@ def test_an_account_that_no_transfer_could_use_is_not_opened(monkeypatch, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_account_that_is_there_stays_as_it_is(monkeypatch, tmp_path, capsys):
+def test_an_existing_account_stays_as_it_is(monkeypatch, tmp_path, capsys):
     database = f"sqlite:///{tmp_path / 'icbc.db'}"
 
     open_accounts(monkeypatch, database, "ICBC-A=1")
@@ -82,7 +82,7 @@ def test_an_account_that_is_there_stays_as_it_is(monkeypatch, tmp_path, capsys):
     ]
 
 
-def test_what_went_wrong_first_is_found_in_groups_of_groups():
+def test_the_first_error_is_found_in_nested_exception_groups():
     wrong = NotStarted("the broker is not ready")
 
     assert first(ExceptionGroup("", [ExceptionGroup("", [wrong]), ValueError()])) is wrong

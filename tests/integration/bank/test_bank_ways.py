@@ -1,5 +1,5 @@
-"""Transfers from bank to bank over a real broker, by their API: every refusal, every return, what
-comes twice, and what is not known.
+"""Transfers from bank to bank over a real broker, by the API: every refusal, every return,
+repeated orders, and unknown outcomes.
 """
 
 import asyncio
@@ -67,9 +67,9 @@ def kind():
 def postgres_urls(postgres):
     """Two databases for all tests, which empty them."""
     with postgres.database() as icbc, postgres.database() as ccb:
-        urls = [each.render_as_string(hide_password=False) for each in (icbc, ccb)]
-        for each in urls:
-            create_books(each)
+        urls = [url.render_as_string(hide_password=False) for url in (icbc, ccb)]
+        for url in urls:
+            create_books(url)
         yield urls
 
 
@@ -77,7 +77,7 @@ def postgres_urls(postgres):
 def urls(kind, tmp_path, request):
     """Two databases with empty books."""
     if kind == "sqlite":
-        return [sqlite_in(tmp_path, each) for each in ("icbc", "ccb")]
+        return [sqlite_in(tmp_path, name) for name in ("icbc", "ccb")]
     return request.getfixturevalue("postgres_urls")
 
 
@@ -119,7 +119,7 @@ SENT_BACK = [
 
 @on_both
 @run_by("play")
-async def test_what_icbc_refuses_is_refused_for_good(banks, /, kind):
+async def test_a_transfer_refused_by_icbc_stays_refused(banks, /, kind):
     tomorrow = SystemClock().wall_ms() // DAY_MS + 1
     banks.books["icbc"].change("A-5", sent_on=tomorrow, sent_today=DAY_MAX)
     before = banks.books["icbc"].balances()
@@ -131,7 +131,7 @@ async def test_what_icbc_refuses_is_refused_for_good(banks, /, kind):
             assert first.json()["state"] == "refused"
             assert first.json()["reason"] == words
             assert (await banks.shown("icbc", asked["of"]))["reason"] == words
-            # Also where it could be made by now.
+            # Even if it could be made by now.
             banks.books["icbc"].change("A-1", balance=BALANCE * 10)
             again = await banks.ask(**asked)
             banks.books["icbc"].change("A-1", balance=BALANCE)
@@ -142,7 +142,7 @@ async def test_what_icbc_refuses_is_refused_for_good(banks, /, kind):
 
 
 @run_by("play")
-async def test_what_makes_no_sense_is_not_booked_and_its_id_can_be_used(banks, /):
+async def test_an_invalid_order_is_not_booked_and_its_id_stays_free(banks, /):
     for change in (
         {"amount": "0"},
         {"amount": "-1"},
@@ -166,7 +166,7 @@ async def test_what_makes_no_sense_is_not_booked_and_its_id_can_be_used(banks, /
 
 @on_both
 @run_by("play")
-async def test_what_ccb_cannot_credit_comes_back(banks, /, kind):
+async def test_a_transfer_that_ccb_cannot_credit_is_returned(banks, /, kind):
     for way in ("half", "outbox"):
         for number, (change, words) in enumerate(SENT_BACK):
             of = f"{way}-{number}"
@@ -190,7 +190,7 @@ async def test_what_ccb_cannot_credit_comes_back(banks, /, kind):
 
 
 @run_by("play")
-async def test_a_payer_that_has_left_meanwhile_is_paid_back_into_the_unclaimed(banks, /, caplog):
+async def test_a_return_to_a_closed_payer_goes_to_the_unclaimed_account(banks, /, caplog):
     await banks.ask(payee="B-9", drill="TAGC")
     banks.books["icbc"].change("A-1", is_open=False)
     await banks.ended("t-1", "returned")
@@ -204,7 +204,7 @@ async def test_a_payer_that_has_left_meanwhile_is_paid_back_into_the_unclaimed(b
 
 @on_both
 @run_by("play")
-async def test_the_same_id_is_one_transfer(banks, /, kind):
+async def test_repeated_orders_with_one_id_make_one_transfer(banks, /, kind):
     for way in ways(kind):
         of = f"{way}-1"
         first = await banks.ask(of, way=way)
@@ -228,12 +228,12 @@ async def test_the_same_id_is_one_transfer(banks, /, kind):
 
 @on_both
 @run_by("play")
-async def test_many_at_the_same_moment_are_one_debit_and_one_credit(banks, /, kind):
+async def test_concurrent_orders_with_one_id_make_one_debit_and_one_credit(banks, /, kind):
     for race in range(RACES):
         mixed = (ways(kind) * AT_ONCE)[race : race + AT_ONCE]
         answers = await asyncio.gather(*(banks.ask(f"t-{race}", way=way) for way in mixed))
-        assert {each.status_code for each in answers} == {201}
-        assert len({each.json()["xid"] for each in answers}) == 1
+        assert {answer.status_code for answer in answers} == {201}
+        assert len({answer.json()["xid"] for answer in answers}) == 1
         await banks.ended(f"t-{race}", "settled")
         assert banks.balance("A-1") == BALANCE - (race + 1) * 100_00
         assert banks.balance("B-1") == BALANCE + (race + 1) * 100_00
@@ -241,7 +241,7 @@ async def test_many_at_the_same_moment_are_one_debit_and_one_credit(banks, /, ki
 
 @on_both
 @run_by("play")
-async def test_two_orders_of_one_id_at_the_same_moment_are_one_transfer(banks, /, kind):
+async def test_different_concurrent_orders_with_one_id_make_one_transfer(banks, /, kind):
     for race in range(RACES):
         payers = ["A-1", "A-2"] * (AT_ONCE // 2)
         asked = (
@@ -250,8 +250,8 @@ async def test_two_orders_of_one_id_at_the_same_moment_are_one_transfer(banks, /
         )
         answers = await asyncio.gather(*asked)
         told = {payer: set() for payer in payers}
-        for payer, each in zip(payers, answers, strict=True):
-            told[payer].add(each.status_code)
+        for payer, answer in zip(payers, answers, strict=True):
+            told[payer].add(answer.status_code)
         assert sorted(told.values(), key=str) == [{201}, {409}]
         await banks.ended(f"t-{race}", "settled")
     left = banks.balance("A-1") + banks.balance("A-2")
@@ -260,24 +260,24 @@ async def test_two_orders_of_one_id_at_the_same_moment_are_one_transfer(banks, /
 
 @on_both
 @run_by("play")
-async def test_more_orders_than_money_at_the_same_moment(banks, /, kind):
+async def test_concurrent_orders_never_overdraw_an_account(banks, /, kind):
     asked = [
         banks.ask(f"t-{n}", amount="4,000.00", way=way)
         for n, way in zip(range(AT_ONCE), ways(kind) * AT_ONCE, strict=False)
     ]
     answers = await asyncio.gather(*asked)
 
-    statuses = sorted(each.status_code for each in answers)
+    statuses = sorted(answer.status_code for answer in answers)
     assert statuses == [201, 201, *[409] * (AT_ONCE - 2)]
     assert banks.balance("A-1") == 2_000_00
-    for each in answers:
-        if each.status_code == 201:
-            await banks.ended(each.json()["id"], "settled")
+    for answer in answers:
+        if answer.status_code == 201:
+            await banks.ended(answer.json()["id"], "settled")
     assert banks.balance("B-1") == BALANCE + 8_000_00
 
 
 @run_by("play")
-async def test_messages_that_nobody_should_have_sent_change_nothing(banks, /):
+async def test_forged_messages_change_nothing(banks, /):
     await banks.ask()
     await banks.ended("t-1", "settled")
     body = msgspec.json.encode(order())
@@ -299,20 +299,20 @@ async def test_messages_that_nobody_should_have_sent_change_nothing(banks, /):
 
 
 @run_by("play")
-async def test_an_advice_of_what_was_never_sent_changes_nothing(banks, /):
+async def test_an_advice_about_an_unsent_transfer_changes_nothing(banks, /):
     assert (await banks.ask("t-1", amount="99,999")).status_code == 409
     advices = [
         Advice("t-9", Outcome.RETURNED),
         Advice("t-1", Outcome.RETURNED),
         Advice("t\x00", Outcome.CREDITED),
     ]
-    for number, each in enumerate(advices):
-        await banks.send(ADVICES, msgspec.json.encode(each), key=f"k-{number}", tags="RETURNED")
+    for number, message in enumerate(advices):
+        await banks.send(ADVICES, msgspec.json.encode(message), key=f"k-{number}", tags="RETURNED")
     await banks.send(ADVICES, b'{"id":' * 100_000, key="k-9", tags="CREDITED")
 
     dead = await banks.dead(SETTLES, len(advices) + 1)
 
-    assert {each.keys[0] for each in dead} == {"k-0", "k-1", "k-2", "k-9"}
+    assert {message.keys[0] for message in dead} == {"k-0", "k-1", "k-2", "k-9"}
     assert banks.balance("A-1") == BALANCE
     assert banks.states("icbc") == {"t-1": State.REFUSED}
 
@@ -328,9 +328,9 @@ STEPS = {"TAGA": 9, "TAGB": 10, "TAGC": 11}
 def told(caplog, xid):
     """The numbers of the steps in the log."""
     return [
-        each.step
-        for each in caplog.records
-        if getattr(each, "xid", "") == xid and hasattr(each, "step")
+        record.step
+        for record in caplog.records
+        if getattr(record, "xid", "") == xid and hasattr(record, "step")
     ]
 
 
@@ -340,7 +340,7 @@ async def steps_of(banks, of):
 
 @on_both
 @run_by("play")
-async def test_the_nine_steps_of_each_drill(banks, /, caplog):
+async def test_each_drill_shows_its_nine_steps(banks, /, caplog):
     caplog.set_level(logging.DEBUG, "txmq.transaction.story")
     for drill, status, said in DRILLS:
         answer = await banks.ask(drill, drill=drill)
@@ -355,9 +355,9 @@ async def test_the_nine_steps_of_each_drill(banks, /, caplog):
         async with asyncio.timeout(PATIENCE_S):
             while len(steps := await steps_of(banks, drill)) < STEPS[drill]:
                 await asyncio.sleep(0.01)
-        nine = [each for each in steps if each["number"]]
-        assert [each["number"] for each in nine] == list(range(1, len(NINE) + 1))
-        assert all(said in each["text"] for each in nine[5:7])
+        nine = [step for step in steps if step["number"]]
+        assert [step["number"] for step in nine] == list(range(1, len(NINE) + 1))
+        assert all(said in step["text"] for step in nine[5:7])
         if drill == "TAGC":
             assert "will ask" in nine[7]["text"]
             assert steps[-1]["text"].endswith("was answered with COMMIT")
@@ -369,7 +369,7 @@ async def test_the_nine_steps_of_each_drill(banks, /, caplog):
 
 
 @run_by("play", broker_settings(asks_after_s=3600))
-async def test_who_asks_again_does_not_hide_the_steps_that_were_taken(banks, /):
+async def test_asking_again_does_not_hide_the_steps_taken(banks, /):
     await banks.ask()
     first = await steps_of(banks, "t-1")
 
@@ -384,7 +384,7 @@ async def test_who_asks_again_does_not_hide_the_steps_that_were_taken(banks, /):
 
 
 @run_by("play", broker_settings(asks_after_s=3600))
-async def test_who_asks_before_the_check_is_told_what_the_books_say(banks, /):
+async def test_asking_before_the_check_returns_the_state_in_the_books(banks, /):
     first = await banks.ask(drill="TAGC")
     assert (first.status_code, first.json()["state"]) == (202, "unknown")
 
@@ -394,7 +394,7 @@ async def test_who_asks_before_the_check_is_told_what_the_books_say(banks, /):
     assert again.json()["xid"] == first.json()["xid"]
     assert banks.balance("A-1") == BALANCE - 100_00
     assert banks.states("ccb") == {}
-    # The books know it, and the broker does not: it is still to ask.
+    # The books know it, and the broker does not: its check is still to come.
     assert (await banks.shown("icbc", "t-1"))["state"] == "sent"
 
 
@@ -402,7 +402,7 @@ async def test_who_asks_before_the_check_is_told_what_the_books_say(banks, /):
 @pytest.mark.parametrize("commit", [DIE, FAIL], ids=["lost", "strange"])
 @on_postgres
 @run_by("play")
-async def test_a_commit_without_an_answer_is_not_known_and_asking_again_ends_it(
+async def test_a_commit_without_a_reply_is_unknown_until_the_order_is_repeated(
     banks, /, way, commit
 ):
     with banks.books["icbc"].looking.begin() as connection:
@@ -422,7 +422,7 @@ async def test_a_commit_without_an_answer_is_not_known_and_asking_again_ends_it(
 
 
 @run_by("play")
-async def test_who_leaves_in_the_middle_of_a_debit_has_not_paid(banks, /):
+async def test_a_request_cancelled_during_the_debit_is_not_booked(banks, /):
     asking = asyncio.create_task(banks.ask(drill="SLOW"))
     async with asyncio.timeout(PATIENCE_S):
         while not await steps_of(banks, "t-1"):
@@ -440,7 +440,7 @@ async def test_who_leaves_in_the_middle_of_a_debit_has_not_paid(banks, /):
 
 
 @on_both
-def test_without_a_broker_one_way_refuses_and_the_other_waits(kind, urls, tmp_path):
+def test_without_a_broker_half_messages_are_refused_and_the_outbox_waits(kind, urls, tmp_path):
     broker = BrokerProcess(tmp_path / "broker", settings=["transaction.timeout=0.3s"])
     broker.start()
 
@@ -486,8 +486,8 @@ def test_without_a_broker_one_way_refuses_and_the_other_waits(kind, urls, tmp_pa
 
 @on_postgres
 @run_by("play")
-async def test_who_asks_again_locks_no_account_while_the_transfer_is_ended(banks, /):
-    """Otherwise the two would wait for each other: one has the transfer, and one the account."""
+async def test_asking_again_does_not_lock_the_account_while_the_transfer_ends(banks, /):
+    """Otherwise the two would deadlock: one holds the transfer, the other the account."""
     books = banks.books["icbc"]
     await banks.ask(payee="B-9")
     await banks.ended("t-1", "returned")
@@ -515,7 +515,7 @@ async def test_who_asks_again_locks_no_account_while_the_transfer_is_ended(banks
 
 @on_postgres
 @run_by("play")
-async def test_a_path_that_no_database_can_hold_is_not_found(banks, /):
+async def test_a_path_with_a_null_character_is_not_found(banks, /):
     for bank in ("icbc", "ccb"):
         for path in ("accounts/%00", "transfers/a%00"):
             assert (await banks.http[bank].get(f"/api/{path}")).status_code == 404

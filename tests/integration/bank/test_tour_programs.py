@@ -1,4 +1,4 @@
-"""A program of the tour does not outlive whoever ends it, however little patience there is."""
+"""A program of the tour is ended even if its stop is cancelled."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ while True:
 
 
 @pytest.mark.timeout(15)
-def test_who_does_not_wait_for_a_program_to_end_has_it_killed(tmp_path, monkeypatch):
+def test_a_program_is_killed_when_its_stop_is_cancelled(tmp_path, monkeypatch):
     (tmp_path / "deaf.py").write_text(DEAF)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
 

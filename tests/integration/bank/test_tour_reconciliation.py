@@ -1,4 +1,4 @@
-"""What the tour's reconciliation needs, what it writes, and what it makes of a run that fails."""
+"""What the tour's reconciliation needs, what it writes, and how it reports a failed run."""
 
 import asyncio
 import io
@@ -27,7 +27,7 @@ def reconciled(world):
     return asyncio.run(reconcile(world, 1.0, console)), console.file.getvalue()
 
 
-def test_without_a_java_one_sentence_says_so_and_nothing_has_failed(tmp_path, monkeypatch):
+def test_without_java_one_sentence_says_so_and_nothing_fails(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
 
@@ -39,7 +39,7 @@ def test_without_a_java_one_sentence_says_so_and_nothing_has_failed(tmp_path, mo
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_could_not_be_reconciled_does_not_agree(tmp_path, monkeypatch, capfd):
+def test_a_failed_reconciliation_does_not_agree(tmp_path, monkeypatch, capfd):
     java = tmp_path / "home" / "bin" / "java"
     java.parent.mkdir(parents=True)
     java.write_text(JAVA_THAT_FAILS)
@@ -52,7 +52,7 @@ def test_what_could_not_be_reconciled_does_not_agree(tmp_path, monkeypatch, capf
     assert "txmq: " in capfd.readouterr().err
 
 
-def test_rules_stand_beside_the_files_they_are_for_wherever_those_are_moved(tmp_path):
+def test_rules_still_find_their_files_after_a_move(tmp_path):
     rules, variables = written(left(tmp_path))
     elsewhere = tmp_path / "elsewhere" / rules.name
     elsewhere.parent.mkdir()
@@ -67,7 +67,7 @@ def test_rules_stand_beside_the_files_they_are_for_wherever_those_are_moved(tmp_
     assert read.log.directory == str(elsewhere.parent / "broker")
 
 
-def test_a_password_is_told_and_not_written(tmp_path):
+def test_a_password_is_passed_in_a_variable_and_not_written(tmp_path):
     urls = [f"postgresql+psycopg://bank:secret@db/{name}" for name in ("icbc", "ccb")]
 
     rules, variables = written(left(tmp_path, *urls))
@@ -76,7 +76,7 @@ def test_a_password_is_told_and_not_written(tmp_path):
     assert [bank.database for bank in read_rules(rules, variables).bank] == urls
 
 
-def test_the_example_is_read_as_it_stands():
+def test_the_example_rules_can_be_read():
     databases = dict.fromkeys(("ICBC_DATABASE", "CCB_DATABASE"), "postgresql:///x")
 
     read = read_rules(RULES, {**databases, "BROKER_DATA": "data"})

@@ -33,13 +33,13 @@ OPENING = sum(each.balance for each in (*ICBC, *CCB))
 
 
 def broker_settings(asks_after_s=0.3):
-    """One that asks soon what became of a transaction, or not in the time of a test."""
+    """Settings of a broker that checks transactions soon, or not during a test."""
     again = CheckBackSettings(timeout=Duration(asks_after_s), check_interval=Duration(0.2))
     return BrokerSettings(store=StoreSettings(flush="async"), transaction=again)
 
 
 class Banks:
-    """Both, over HTTP, and their books from aside.
+    """Both banks, over HTTP, and their books, read directly.
 
     Args:
         icbc: The URL of its database.
@@ -49,17 +49,17 @@ class Banks:
 
     def __init__(self, icbc, ccb, names):
         self.books = {"icbc": Books(icbc), "ccb": Books(ccb)}
-        for each, accounts in zip(self.books.values(), (ICBC, CCB), strict=True):
-            each.empty()
-            each.open(accounts)
+        for books, accounts in zip(self.books.values(), (ICBC, CCB), strict=True):
+            books.empty()
+            books.open(accounts)
         self.names = names
         self.http = {}
         self._open = contextlib.AsyncExitStack()
 
     async def __aenter__(self):
         async with contextlib.AsyncExitStack() as stack:
-            for each in self.books.values():
-                stack.callback(each.close)
+            for books in self.books.values():
+                stack.callback(books.close)
             for name in self.books:
                 await self._start(stack, name)
             self.client = await stack.enter_async_context(Client(self.names))
@@ -90,7 +90,7 @@ class Banks:
         return (await self.http[bank].get(f"/api/transfers/{of}")).json()
 
     async def ended(self, of, state):
-        """What ICBC shows of a transfer once it has come so far."""
+        """What ICBC shows of a transfer once it has reached this state."""
         async with asyncio.timeout(PATIENCE_S):
             while (found := await self.shown("icbc", of)).get("state") != state:
                 await asyncio.sleep(0.01)
@@ -123,13 +123,13 @@ class Banks:
 
     def faults(self):
         """What is wrong with the books of both, if anything."""
-        found = [fault for each in self.books.values() for fault in each.faults()]
+        found = [fault for books in self.books.values() for fault in books.faults()]
         if (wealth := self.wealth()) != OPENING:
             found.append(f"there were {OPENING}, and are {wealth}")
         return found
 
     async def send(self, topic, body, *, key, tags="CCB"):
-        """A message of somebody who is no bank; what is sent first is handled first."""
+        """A message from a sender that is no bank; messages are handled in the order sent."""
         async with Producer("somebody", self.client) as producer:
             message = Message(topic=topic, tags=tags, keys=(key,), body=body)
             await producer.send_ordered(message, "one queue")
@@ -138,16 +138,16 @@ class Banks:
         await self.send(TRANSFERS, msgspec.json.encode(order), key=key or order.id)
 
     async def dead(self, group, count=1):
-        """The dead letters of a group, once there are so many."""
+        """The dead letters of a group, once there are ``count``."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
-                found = [each async for each in self.client.admin.dead_letters(group)]
-                if len(found) >= count:
-                    return found
+                letters = [letter async for letter in self.client.admin.dead_letters(group)]
+                if len(letters) >= count:
+                    return letters
                 await asyncio.sleep(0.02)
 
     def states(self, bank):
-        return {of: State(each.state) for of, each in self.books[bank].transfers().items()}
+        return {of: State(transfer.state) for of, transfer in self.books[bank].transfers().items()}
 
 
 def order(of="t-1", payer="A-1", payee="B-1", amount=100_00, currency="CNY"):

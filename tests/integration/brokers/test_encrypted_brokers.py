@@ -34,7 +34,7 @@ def settings(authority):
     return ClientSettings(tls=ClientTls(ca=authority.certificate))
 
 
-def test_clients_reach_each_broker_with_tls_alone_and_also_after_a_death(brokers, settings):
+def test_clients_reach_each_broker_only_with_tls_even_after_one_was_killed(brokers, settings):
     async def scenario():
         async with Client(brokers.names, settings) as client:
             await client.admin.create_topic("Orders", queues=1)

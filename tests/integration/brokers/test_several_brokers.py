@@ -38,7 +38,7 @@ def cpp():
     return prepare_cpp()
 
 
-def test_one_line_and_one_page_name_all_brokers(brokers):
+def test_the_ready_line_and_the_metrics_page_name_all_brokers(brokers):
     addresses = ";".join(brokers.addresses)
     data = brokers.folder / "data"
 
@@ -78,7 +78,7 @@ def test_a_stock_client_uses_both_brokers(brokers, cpp, tmp_path):
 async def load(
     names: str, acknowledged: Acknowledged, refused: set[str], is_over: threading.Event
 ) -> None:
-    """Send to both brokers, and note what each acknowledged and which refused a message."""
+    """Send to both brokers; note the acknowledged messages and the brokers that refused one."""
     async with Session(names, answer_s=5.0) as session:
         admin = Admin(session)
 
@@ -102,7 +102,7 @@ async def load(
 
 
 async def stored(names: str) -> Acknowledged:
-    found: Acknowledged = {}
+    bodies: Acknowledged = {}
     async with Session(names) as session:
         admin = Admin(session)
         for broker in NAMES:
@@ -110,9 +110,9 @@ async def stored(names: str) -> Acknowledged:
                 queue, offset = Queue("Killed", broker, number), 0
                 while (batch := await admin.pull(queue, offset)).found:
                     for message in batch.messages:
-                        found[broker, number, message.offset] = message.body
+                        bodies[broker, number, message.offset] = message.body
                         offset = message.offset + 1
-    return found
+    return bodies
 
 
 def test_kill_9_of_one_broker_loses_nothing_and_leaves_the_other_alone(brokers):
@@ -163,7 +163,7 @@ def test_brokers_of_a_killed_supervisor_end_and_the_next_one_serves_their_messag
     assert asyncio.run(stored(brokers.names)) == before
 
 
-def test_a_drained_directory_is_not_served_in_part(brokers):
+def test_a_directory_of_several_brokers_is_not_served_in_part(brokers):
     pids = brokers.pids().values()
     brokers.stop()
 
@@ -182,7 +182,7 @@ def test_a_drained_directory_is_not_served_in_part(brokers):
         assert reason in text
 
 
-def test_a_broker_with_a_damaged_directory_leaves_the_others_at_work(brokers):
+def test_a_broker_with_a_damaged_directory_leaves_the_others_running(brokers):
     config = brokers.folder / "data" / "broker-b" / "config"
     tables = {path: path.read_bytes() for path in config.glob("topics.json*")}
     for path in tables:

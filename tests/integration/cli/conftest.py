@@ -1,4 +1,4 @@
-"""Owns a small cluster on loopback, which the commands under test ask over real connections."""
+"""A small cluster on loopback that the commands under test ask over real connections."""
 
 import asyncio
 import threading
@@ -23,18 +23,18 @@ def no_settings_of_the_developer(monkeypatch):
 
 @pytest.fixture
 def cluster():
-    """Two brokers and a name server, served by a thread of their own: commands block theirs."""
+    """Two brokers and a name server in a separate thread: commands block the main thread."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    found = FakeCluster(SystemNetwork(), SystemClock(), brokers=2)
+    fake = FakeCluster(SystemNetwork(), SystemClock(), brokers=2)
 
     def do(coroutine):
         return asyncio.run_coroutine_threadsafe(coroutine, loop).result(10)
 
-    do(found.__aenter__())
-    yield found
-    do(found.__aexit__())
+    do(fake.__aenter__())
+    yield fake
+    do(fake.__aexit__())
     do(asyncio.sleep(0))  # One turn, in which transports let go of their sockets.
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
@@ -63,5 +63,5 @@ def asking(txmq, cluster):
 
 @pytest.fixture
 def terminal(monkeypatch):
-    """Have commands take the input of a test for that of somebody at a terminal."""
+    """Make commands treat the input of a test as input from a terminal."""
     monkeypatch.setattr("txmq.cli.common.has_terminal", lambda: True)

@@ -70,12 +70,12 @@ def during(txmq, monkeypatch):
     return run
 
 
-# Several brokers, of which one refuses
+# Several brokers, one of which refuses
 
 
 @asynccontextmanager
 async def two_brokers(folder, acl):
-    """The first has accounts; the second has none, and so changes none."""
+    """The first has accounts; the second has none and refuses to change any."""
     async with AsyncExitStack() as stack:
         server = NameServer(SystemNetwork(), SystemClock())
         await stack.enter_async_context(server)
@@ -87,7 +87,7 @@ async def two_brokers(folder, acl):
         yield names
 
 
-def test_an_account_that_one_of_two_brokers_refuses_keeps_its_secret(during, tmp_path, acl):
+def test_an_account_change_that_one_broker_refuses_is_in_force_at_the_other(during, tmp_path, acl):
     added, removed = during(
         two_brokers(tmp_path, acl),
         ("acl", "add", "new-shop", "--topic", "Orders=PUB"),
@@ -95,10 +95,10 @@ def test_an_account_that_one_of_two_brokers_refuses_keeps_its_secret(during, tmp
     )
 
     assert added.exit_code == removed.exit_code == 1
-    for found in (added, removed):
-        assert "the change is in force at broker-a, but not at broker-b" in found.stderr
-        assert "start it with --acl FILE" in found.stderr
-        assert "is in force\n" not in found.stderr.replace("the change is in force", "")
+    for result in (added, removed):
+        assert "the change is in force at broker-a, but not at broker-b" in result.stderr
+        assert "start it with --acl FILE" in result.stderr
+        assert "is in force\n" not in result.stderr.replace("the change is in force", "")
     accounts = AclFiles(acl).rules.accounts
     assert accounts["new-shop"].settings.secret_key == added.stdout.strip()
     assert "the-shop" not in accounts
@@ -124,31 +124,29 @@ def test_accounts_are_listed_without_their_secrets(during, tmp_path, acl):
 # The list of brokers
 
 
-def test_a_list_of_brokers_that_refuse_says_so_and_who_may_ask(during, tmp_path, acl):
-    (found,) = during(two_brokers(tmp_path, acl), ("cluster", "list", "--json"), account=SHOP)
+def test_cluster_list_shows_that_a_broker_needs_an_administrator(during, tmp_path, acl):
+    (result,) = during(two_brokers(tmp_path, acl), ("cluster", "list", "--json"), account=SHOP)
 
-    assert found.exit_code == 0
-    assert "account the-shop needs an administrator for GET_BROKER_RUNTIME_INFO" in found.stdout
-    assert "no accounts: loopback alone" in found.stdout
+    assert result.exit_code == 0
+    assert "account the-shop needs an administrator for GET_BROKER_RUNTIME_INFO" in result.stdout
+    assert "no accounts: loopback alone" in result.stdout
 
 
-def test_a_list_that_the_name_server_refuses_is_one_line_and_exit_code_1(during, tmp_path, acl):
+def test_cluster_list_refused_by_the_name_server_prints_one_line_and_exits_1(during, tmp_path, acl):
     @asynccontextmanager
     async def guarded():
         async with Broker(settings_in(tmp_path / "data", acl=str(acl))) as broker:
             yield broker.names
 
-    (found,) = during(guarded(), ("cluster", "list"), account={})
+    (result,) = during(guarded(), ("cluster", "list"), account={})
 
-    assert (found.exit_code, found.stdout) == (1, "")
-    assert found.stderr.startswith("txmq: ")
-    assert "TXMQ_ACCESS_KEY" in found.stderr
-    assert found.stderr.count("\n") == 1
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("txmq: ")
+    assert "TXMQ_ACCESS_KEY" in result.stderr
+    assert result.stderr.count("\n") == 1
 
 
-def test_a_list_of_brokers_says_which_of_them_other_machines_reach_without_tls(
-    during, tmp_path, acl
-):
+def test_cluster_list_warns_of_brokers_that_are_reachable_without_tls(during, tmp_path, acl):
     settings = settings_in(tmp_path, listen=f"{outside_address()}:0", acl=str(acl))
 
     @asynccontextmanager
@@ -156,10 +154,10 @@ def test_a_list_of_brokers_says_which_of_them_other_machines_reach_without_tls(
         async with Broker(settings) as broker:
             yield broker.names
 
-    (found,) = during(served(), ("cluster", "list", "--json"))
+    (result,) = during(served(), ("cluster", "list", "--json"))
 
-    assert '"access":"accounts; other machines reach it without TLS"' in found.stdout
-    assert found.exit_code == 0
+    assert '"access":"accounts; other machines reach it without TLS"' in result.stdout
+    assert result.exit_code == 0
 
 
 @pytest.mark.parametrize(
@@ -220,7 +218,7 @@ def listed(names, account, tls=True):
 
 
 @pytest.mark.parametrize(
-    ("account", "tls", "code", "said"),
+    ("account", "tls", "code", "complaint"),
     [
         (OPERATOR, True, 0, ""),
         (OPERATOR, False, 1, "perhaps it accepts only TLS (set TXMQ_TLS=on)"),
@@ -229,14 +227,14 @@ def listed(names, account, tls=True):
     ],
     ids=["operator", "without TLS", "unsigned", "a wrong secret"],
 )
-def test_a_name_server_with_accounts_and_tls_serves_those_alone(
-    guarded_names, account, tls, code, said
+def test_a_name_server_with_accounts_and_tls_serves_only_signed_requests_over_tls(
+    guarded_names, account, tls, code, complaint
 ):
-    found = listed(guarded_names, account, tls)
+    result = listed(guarded_names, account, tls)
 
-    assert found.returncode == code, found.stderr
-    assert said in found.stderr
-    assert found.stderr.count("\n") <= 1
+    assert result.returncode == code, result.stderr
+    assert complaint in result.stderr
+    assert result.stderr.count("\n") <= 1
 
 
 def test_a_name_server_with_accounts_registers_a_trusted_broker_that_cannot_sign(guarded_names):
@@ -257,7 +255,7 @@ def test_a_name_server_with_accounts_registers_a_trusted_broker_that_cannot_sign
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "complaint"),
     [
         (["--acl", "plain_acl.yml", "--trust", "10.0.0.0/8"], "exclude each other"),
         (["--acl", "nowhere.yml"], "nowhere.yml"),
@@ -267,11 +265,11 @@ def test_a_name_server_with_accounts_registers_a_trusted_broker_that_cannot_sign
         (["--tls-mode", "always"], "always"),
     ],
 )
-def test_options_of_a_name_server_that_cannot_be_met_stop_its_start(txmq, acl, options, said):
+def test_a_name_server_does_not_start_with_invalid_options(txmq, acl, options, complaint):
     words = [str(acl) if word == "plain_acl.yml" else word for word in options]
 
-    found = txmq("names", "--listen", "127.0.0.1:0", *words)
+    result = txmq("names", "--listen", "127.0.0.1:0", *words)
 
-    assert found.exit_code != 0
-    assert said in found.stderr.splitlines()[-1]
-    assert "ready" not in found.stdout
+    assert result.exit_code != 0
+    assert complaint in result.stderr.splitlines()[-1]
+    assert "ready" not in result.stdout

@@ -1,4 +1,4 @@
-"""``txmq backup``: of real brokers under load, and of directories that are easy to look through."""
+"""``txmq backup`` of real brokers under load, and of small directories."""
 
 import asyncio
 import hashlib
@@ -112,18 +112,18 @@ class Load:
 
 
 def records(data):
-    """The ids in a directory's log, by kind; the half messages that were decided are apart."""
-    found = {"half": set(), "delayed": set(), "decision": set(), "message": set()}
+    """The ids in a directory's log, by kind of record; decisions are a separate kind."""
+    ids = {"half": set(), "delayed": set(), "decision": set(), "message": set()}
     log = LogReader(ReadOnlyDisk(data), int((data / "identity").read_text().split()[0], 16))
     log.open()
     for record in select(log, Selection(), lambda _: None):
-        found[record.kind.value].add(record.unique)
+        ids[record.kind.value].add(record.unique)
     log.close()
-    return found
+    return ids
 
 
 async def start_and_compare(data, acknowledged, start):
-    """A broker starts there, and has all of it that lies at or after the beginning of the log."""
+    """Start a broker there; it must have all that lies at or after the beginning of the log."""
     messages, halves, decided, delayed = acknowledged
     held = records(data)
     async with Broker(settings_for_test(str(data))) as broker:
@@ -149,7 +149,7 @@ async def start_and_compare(data, acknowledged, start):
                 await producer.send(Message(topic=TOPIC, body=b"next"))
                 for _ in range(4 * len(store.queues_of(TOPIC)))
             ]
-        firsts = [each.offset for each in receipts if each.queue.number == 0]
+        firsts = [receipt.offset for receipt in receipts if receipt.queue.number == 0]
         assert firsts[0] == before
 
 
@@ -159,10 +159,10 @@ def command(*words):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("flush", "deletes"), [("sync", False), ("async", True)])
-def test_backups_under_load_have_everything_that_was_acknowledged(tmp_path, flush, deletes):
+def test_backups_under_load_contain_everything_that_was_acknowledged(tmp_path, flush, deletes):
     """Open transactions and delayed messages keep a broker from deleting files of its log."""
     settings = ["store.segment_size=16MiB", "store.checkpoint_every=1MiB"]
-    # Only on request: no file is deleted by the clock.
+    # Files are deleted on request only, never at a time of day.
     settings += ["retention.keep=0.2s", "retention.delete_at="]
     broker = BrokerProcess(tmp_path / "broker", flush=flush, settings=settings)
     data, folder = tmp_path / "broker" / "data", tmp_path / "backup"
@@ -185,7 +185,7 @@ def test_backups_under_load_have_everything_that_was_acknowledged(tmp_path, flus
             target = tmp_path / f"restored-{len(taken)}"
             await asyncio.to_thread(restore_to, folder, target)
             summary = json.loads(output)
-            # What the backup no longer has, the broker has deleted.
+            # The backup lacks only what the broker has deleted.
             oldest = min(int(path.stem) for path in (data / "log").iterdir())
             assert summary["start"] <= oldest
             taken.append((target, acknowledged, summary))
@@ -212,7 +212,7 @@ def test_backups_under_load_have_everything_that_was_acknowledged(tmp_path, flus
 
 def restore_to(folder, target):
     verification = Verification(ReadOnlyDisk(folder))
-    assert [each for each in verification.findings() if each.severity != "note"] == []
+    assert [finding for finding in verification.findings() if finding.severity != "note"] == []
     restore(ReadOnlyDisk(folder), verification.manifest, LocalDisk(target))
 
 
@@ -254,7 +254,7 @@ def contents(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_create_verify_and_restore_say_what_they_did(txmq, data, tmp_path):
+def test_create_verify_and_restore_report_what_they_did(txmq, data, tmp_path):
     before = contents(data)
     created = txmq("backup", "create", "--data", data, "--to", tmp_path / "b")
     verified = txmq("backup", "verify", tmp_path / "b")
@@ -274,7 +274,7 @@ def test_create_verify_and_restore_say_what_they_did(txmq, data, tmp_path):
     assert txmq("log", "verify", "--data", tmp_path / "r").exit_code == 0
 
 
-def test_programs_read_json(txmq, data, tmp_path):
+def test_backup_commands_print_json_for_programs(txmq, data, tmp_path):
     created = json.loads(
         txmq("backup", "create", "--data", data, "--to", tmp_path / "b", "--json").stdout
     )
@@ -290,7 +290,7 @@ def test_programs_read_json(txmq, data, tmp_path):
     assert json.loads(restored)["taken_ms"] == created["taken_ms"]
 
 
-def test_linked_files_take_no_room_and_are_never_written_to(txmq, data, tmp_path):
+def test_linked_files_share_disk_space_and_are_never_written_to(txmq, data, tmp_path):
     first = txmq("backup", "create", "--data", data, "--to", tmp_path / "b", "--link")
     linked = sorted((tmp_path / "b" / "linked" / "log").iterdir())
     assert first.exit_code == 0, first.output
@@ -304,7 +304,7 @@ def test_linked_files_take_no_room_and_are_never_written_to(txmq, data, tmp_path
     assert log_of(tmp_path / "r") == log_of(data)
     before = contents(data)
 
-    # Without the option the backup shares nothing any more.
+    # Without the option the backup no longer shares files.
     done = txmq("backup", "create", "--data", data, "--to", tmp_path / "b")
 
     assert done.exit_code == 0, done.output
@@ -314,7 +314,7 @@ def test_linked_files_take_no_room_and_are_never_written_to(txmq, data, tmp_path
     assert {path.stat().st_nlink for path in (tmp_path / "b" / "log").iterdir()} == {1}
 
 
-def test_a_damaged_backup_is_named_and_not_restored(txmq, data, tmp_path):
+def test_a_damaged_backup_is_reported_and_not_restored(txmq, data, tmp_path):
     txmq("backup", "create", "--data", data, "--to", tmp_path / "b")
     path = sorted((tmp_path / "b" / "log").iterdir())[1]
     content = bytearray(path.read_bytes())
@@ -355,7 +355,7 @@ def test_a_damaged_backup_is_named_and_not_restored(txmq, data, tmp_path):
         (("restore", "whole", "--data", "whole/r"), "may be inside the other"),
     ],
 )
-def test_wrong_calls_say_what_to_do_and_change_nothing(
+def test_invalid_backup_commands_are_refused_and_change_nothing(
     txmq, data, tmp_path, monkeypatch, words, text
 ):
     monkeypatch.chdir(tmp_path)
@@ -374,7 +374,7 @@ def test_wrong_calls_say_what_to_do_and_change_nothing(
     }
 
 
-def test_a_folder_in_use_is_refused(txmq, data, tmp_path):
+def test_a_backup_folder_in_use_is_refused(txmq, data, tmp_path):
     txmq("backup", "create", "--data", data, "--to", tmp_path / "b")
     lock = LocalDisk(tmp_path / "b").lock()
     try:
@@ -390,7 +390,7 @@ def test_a_folder_in_use_is_refused(txmq, data, tmp_path):
         lock.release()
 
 
-def test_a_full_disk_keeps_the_backup(txmq, data, tmp_path, monkeypatch):
+def test_a_full_disk_leaves_the_earlier_backup_valid(txmq, data, tmp_path, monkeypatch):
     txmq("backup", "create", "--data", data, "--to", tmp_path / "b")
     before = contents(tmp_path / "b")
     add(data, 8)

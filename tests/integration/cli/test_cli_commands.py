@@ -45,7 +45,7 @@ def topics(result):
 # Topics
 
 
-def test_a_topic_is_made_and_shown(asking):
+def test_a_topic_is_created_and_shown(asking):
     assert told(asking("topic", "create", "T", "--queues", 3)) == (
         "topic T has 3 queues at each of broker-a, broker-b\n"
     )
@@ -53,16 +53,16 @@ def test_a_topic_is_made_and_shown(asking):
     assert "broker-a" in told(asking("topic", "status", "T"))
 
 
-def test_a_topic_can_be_made_at_one_broker_for_reading(asking, cluster):
-    found = as_json(
+def test_a_read_only_topic_can_be_created_at_one_broker(asking, cluster):
+    created = as_json(
         asking("topic", "create", "T", "--broker", "broker-b", "--perm", "r", "--order", "--json")
     )
 
-    assert found == {"topic": "T", "queues": 4, "brokers": ["broker-b"]}
+    assert created == {"topic": "T", "queues": 4, "brokers": ["broker-b"]}
     assert cluster.brokers[1].topics["T"].perm == 4
 
 
-def test_topics_of_the_system_are_listed_on_demand(asking, cluster):
+def test_system_topics_are_listed_only_with_all(asking, cluster):
     for name in ("T", "TBW102", "%RETRY%g", "RMQ_SYS_TRACE_TOPIC", "broker-a", "c1"):
         cluster.add_topic(name)
 
@@ -70,7 +70,7 @@ def test_topics_of_the_system_are_listed_on_demand(asking, cluster):
     assert len(as_json(asking("topic", "list", "--all", "--json"))) == 6
 
 
-def test_a_topics_status_and_route_are_for_programs_too(asking, cluster):
+def test_topic_status_and_route_print_json(asking, cluster):
     cluster.add_topic("T", queues=1)
 
     status = as_json(asking("topic", "status", "T", "--json"))
@@ -91,7 +91,7 @@ def test_a_topics_status_and_route_are_for_programs_too(asking, cluster):
     assert cluster.brokers[0].address in told(asking("topic", "route", "T"))
 
 
-def test_a_topic_is_not_removed_by_accident(asking, cluster, terminal):
+def test_topic_delete_asks_unless_yes_is_given(asking, cluster, terminal):
     cluster.add_topic("T")
 
     refused = asking("topic", "delete", "T", input="n\n")
@@ -106,7 +106,7 @@ def test_a_topic_is_not_removed_by_accident(asking, cluster, terminal):
 # Groups
 
 
-def test_a_group_is_made_listed_and_removed(asking):
+def test_a_group_is_created_listed_and_deleted(asking):
     told(asking("group", "create", "g", "--retries", 3, "--no-enabled"))
 
     assert as_json(asking("group", "list", "--json")) == [
@@ -120,7 +120,7 @@ def test_a_group_is_made_listed_and_removed(asking):
     assert as_json(asking("group", "list", "--json")) == []
 
 
-def test_groups_of_the_system_are_listed_on_demand(asking, cluster):
+def test_system_groups_are_listed_only_with_all(asking, cluster):
     assert told(asking("group", "list")) == "no groups\n"
     for name in ("g", "TOOLS_CONSUMER", "CID_RMQ_SYS_TRANS"):
         cluster.brokers[0].groups[name] = GroupConfig(name)
@@ -129,7 +129,7 @@ def test_groups_of_the_system_are_listed_on_demand(asking, cluster):
     assert len(as_json(asking("group", "list", "--all", "--json"))) == 3
 
 
-def test_the_progress_of_a_group_nobody_knows_is_an_error(asking, cluster):
+def test_the_progress_of_an_unknown_group_is_an_error(asking, cluster):
     failed(
         asking("group", "progress", "nosuch"),
         1,
@@ -140,41 +140,41 @@ def test_the_progress_of_a_group_nobody_knows_is_an_error(asking, cluster):
     assert told(asking("group", "progress", "g")).endswith("0 messages behind\n")
 
 
-def test_a_groups_progress_is_summed_up(asking, cluster):
+def test_group_progress_totals_the_lag_of_its_queues(asking, cluster):
     cluster.add_topic("T", queues=1)
     for _ in range(3):
         told(asking("message", "send", "T", "x", "--queue", "broker-a:0"))
     cluster.brokers[0].offsets["g", "T", 0] = 1
 
-    found = as_json(asking("group", "progress", "g", "--json"))
+    progress = as_json(asking("group", "progress", "g", "--json"))
 
-    assert (found["group"], found["lag"], found["queues"][0]["lag"]) == ("g", 2, 2)
+    assert (progress["group"], progress["lag"], progress["queues"][0]["lag"]) == ("g", 2, 2)
     total = told(asking("group", "progress", "g")).splitlines()[-1]
     assert re.fullmatch(r"2 messages behind \(oldest \d+ s\)", total)
 
 
 @pytest.mark.parametrize(("moment", "offset"), [("earliest", 0), ("latest", 2), ("1h", 0)])
-def test_a_group_is_moved_to_a_moment(asking, cluster, moment, offset):
+def test_a_group_is_reset_to_a_point_in_time(asking, cluster, moment, offset):
     cluster.add_topic("T", queues=1)
     told(asking("group", "create", "g"))
     for _ in range(2):
         told(asking("message", "send", "T", "x", "--queue", "broker-b:0"))
 
-    found = as_json(asking("group", "reset", "g", "T", "--to", moment, "--yes", "--json"))
+    moves = as_json(asking("group", "reset", "g", "T", "--to", moment, "--yes", "--json"))
 
-    assert [row["offset"] for row in found] == [0, offset]
+    assert [row["offset"] for row in moves] == [0, offset]
     assert "broker-b" in told(asking("group", "reset", "g", "T", "--to", moment, "--yes"))
 
 
-def test_a_group_moved_only_back_skips_nothing(asking, cluster):
+def test_a_group_reset_with_only_back_skips_nothing(asking, cluster):
     cluster.add_topic("T", queues=1)
     cluster.brokers[0].offsets["g", "T", 0] = 0
     told(asking("message", "send", "T", "x", "--queue", "broker-a:0"))
 
     wanted = ("group", "reset", "g", "T", "--to", "latest", "--only-back", "--yes", "--json")
-    found = as_json(asking(*wanted))
+    moves = as_json(asking(*wanted))
 
-    assert found[0]["offset"] == 0
+    assert moves[0]["offset"] == 0
 
 
 def test_the_clients_of_a_group_are_shown(asking, cluster):
@@ -208,16 +208,16 @@ def test_a_message_is_sent_fetched_and_looked_up(asking, cluster):
     (pulled,) = as_json(asking("message", "pull", "T", "--json"))
     (queried,) = as_json(asking("message", "query", "T", "k2", "--json"))
     viewed = as_json(asking("message", "view", sent["offset_id"], "--json"))
-    found = as_json(asking("message", "view", sent["id"], "--topic", "T", "--json"))
+    viewed_by_id = as_json(asking("message", "view", sent["id"], "--topic", "T", "--json"))
 
-    assert pulled == queried == viewed == found
+    assert pulled == queried == viewed == viewed_by_id
     assert (pulled["body"], pulled["tags"], pulled["keys"]) == ("hello", "A", ["k1", "k2"])
     assert pulled["properties"] == {"p": "a=b"}
     assert pulled["queue"] == {"topic": "T", "broker": "broker-b", "number": 1}
     assert pulled["id"] == sent["id"]
 
 
-def test_messages_are_shown_to_people(asking, cluster):
+def test_messages_are_printed_as_text(asking, cluster):
     cluster.add_topic("T")
     sent = told(asking("message", "send", "T", "[bold]hello", "--queue", "broker-a:0"))
     place = sent.split()[-1]
@@ -227,27 +227,27 @@ def test_messages_are_shown_to_people(asking, cluster):
     assert "body         [bold]hello\n" in told(asking("message", "view", place))
 
 
-def test_a_body_that_is_no_text_can_be_an_argument(asking, cluster):
+def test_a_binary_body_can_be_given_as_an_argument(asking, cluster):
     cluster.add_topic("T")
     told(asking("message", "send", "T", "\udcff\udcfe", "--queue", "broker-a:0"))
 
-    (found,) = as_json(asking("message", "pull", "T", "--json"))
+    (message,) = as_json(asking("message", "pull", "T", "--json"))
 
-    assert found["body_base64"] == "//4="
+    assert message["body_base64"] == "//4="
 
 
 def test_a_body_is_read_from_standard_input_byte_for_byte(asking, cluster):
     cluster.add_topic("T")
     told(asking("message", "send", "T", "-", "--queue", "broker-a:0", input=b"\xff\x00\n"))
 
-    (found,) = as_json(asking("message", "pull", "T", "--json"))
+    (message,) = as_json(asking("message", "pull", "T", "--json"))
 
-    assert found["body_base64"] == "/wAK"
-    assert "body" not in found
+    assert message["body_base64"] == "/wAK"
+    assert "body" not in message
     assert r"\xff" in told(asking("message", "pull", "T"))
 
 
-def test_a_table_shows_the_beginning_of_a_large_body(asking, cluster):
+def test_a_table_truncates_a_large_body(asking, cluster):
     cluster.add_topic("T")
     told(asking("message", "send", "T", "-", input=b"x" * 5000))
 
@@ -257,25 +257,27 @@ def test_a_table_shows_the_beginning_of_a_large_body(asking, cluster):
     assert "(5000 bytes)" in " ".join(shown.split())
 
 
-def test_a_pull_goes_on_until_it_has_enough(asking, cluster):
+def test_a_pull_fetches_batches_until_the_count_is_reached(asking, cluster):
     cluster.add_topic("T", queues=1)
     queue = ("--queue", "broker-a:0")
     for n in range(40):
         cluster.brokers[0].store("T", 0, Request(cluster), b"%d" % n, "", 0)
 
-    found = as_json(asking("message", "pull", "T", *queue, "--count", 35, "--offset", 2, "--json"))
+    messages = as_json(
+        asking("message", "pull", "T", *queue, "--count", 35, "--offset", 2, "--json")
+    )
 
-    assert [row["body"] for row in found] == [str(n) for n in range(2, 37)]
+    assert [row["body"] for row in messages] == [str(n) for n in range(2, 37)]
 
 
-def test_a_pull_can_choose_by_tag(asking, cluster):
+def test_a_pull_can_filter_by_tag(asking, cluster):
     cluster.add_topic("T", queues=1)
     for tag in ("A", "B", "A"):
         told(asking("message", "send", "T", tag, "--tag", tag, "--queue", "broker-a:0"))
 
-    found = as_json(asking("message", "pull", "T", "--tags", "A", "--json"))
+    messages = as_json(asking("message", "pull", "T", "--tags", "A", "--json"))
 
-    assert [row["offset"] for row in found] == [0, 2]
+    assert [row["offset"] for row in messages] == [0, 2]
 
 
 class Request:
@@ -291,16 +293,16 @@ class Request:
         (("--after", "1500ms"), {"TIMER_DELAY_MS": "1500"}),
     ],
 )
-def test_a_message_is_sent_for_later(asking, cluster, options, properties):
+def test_a_message_can_be_sent_with_a_delay(asking, cluster, options, properties):
     cluster.add_topic("T", queues=1)
     told(asking("message", "send", "T", "x", "--queue", "broker-a:0", *options))
 
-    (found,) = as_json(asking("message", "pull", "T", "--json"))
+    (message,) = as_json(asking("message", "pull", "T", "--json"))
 
-    assert found["properties"] == properties
+    assert message["properties"] == properties
 
 
-def test_a_message_is_recalled_by_what_its_sender_was_told(asking, cluster):
+def test_a_delayed_message_is_recalled_with_the_printed_command(asking, cluster):
     cluster.add_topic("T", queues=1)
     handle = encode(RecallHandle("T", "broker-b", 1_735_689_600_001, "AC11"))
     answer = SendAnswer("0A00000100002A9F0000000000000400", 0, 7, recall_handle=handle)
@@ -321,14 +323,14 @@ def test_a_message_is_recalled_by_what_its_sender_was_told(asking, cluster):
     )
 
 
-def test_a_message_is_sent_for_later_in_one_way(asking, cluster):
+def test_delay_level_and_after_cannot_be_combined(asking, cluster):
     cluster.add_topic("T")
     twice = asking("message", "send", "T", "x", "--delay-level", 1, "--after", "1s")
     failed(twice, 2, "--delay-level and --after exclude each other")
     assert not [code for _, code, _ in cluster.asked if code == 310]
 
 
-def test_no_messages_are_told_to_people_only(asking, cluster):
+def test_an_empty_pull_prints_no_messages_or_an_empty_json_list(asking, cluster):
     cluster.add_topic("T")
 
     assert told(asking("message", "pull", "T")) == "no messages\n"
@@ -339,9 +341,9 @@ def test_no_messages_are_told_to_people_only(asking, cluster):
 
 
 def test_brokers_are_listed(asking, cluster):
-    found = as_json(asking("cluster", "list", "--json"))
+    brokers = as_json(asking("cluster", "list", "--json"))
 
-    assert [(row["broker"], row["version"]) for row in found] == [
+    assert [(row["broker"], row["version"]) for row in brokers] == [
         ("broker-a", "broker-a"),
         ("broker-b", "broker-b"),
     ]
@@ -351,10 +353,10 @@ def test_brokers_are_listed(asking, cluster):
 def test_a_broker_that_is_down_does_not_hide_the_others(asking, cluster):
     cluster.listeners[0].close()
 
-    found = as_json(asking("cluster", "list", "--json"))
+    brokers = as_json(asking("cluster", "list", "--json"))
 
-    assert "cannot connect" in found[0]["version"]
-    assert found[1]["version"] == "broker-b"
+    assert "cannot connect" in brokers[0]["version"]
+    assert brokers[1]["version"] == "broker-b"
 
 
 # Failures
@@ -366,7 +368,7 @@ def failed(result, code, text):
     assert "Traceback" not in result.stderr
 
 
-def test_a_refusal_is_one_sentence_and_code_1(asking):
+def test_a_refusal_prints_one_sentence_and_exits_1(asking):
     result = asking("topic", "status", "T")
 
     failed(result, 1, "txmq: topic 'T' does not exist; create it with: txmq topic create T\n")
@@ -375,7 +377,7 @@ def test_a_refusal_is_one_sentence_and_code_1(asking):
 IN_DOUBT = "(it may have taken effect all the same)"
 
 
-def test_only_what_changes_something_and_got_no_answer_is_in_doubt():
+def test_only_an_unanswered_change_is_reported_as_in_doubt():
     def why(error, **more):
         async def failing(admin):
             raise error
@@ -391,13 +393,13 @@ def test_only_what_changes_something_and_got_no_answer_is_in_doubt():
     assert why(InternalError("bad"), changes=True) == "txmq: bad\n"
 
 
-def test_nobody_there_is_one_sentence_and_code_1(txmq):
+def test_an_unreachable_name_server_prints_one_sentence_and_exits_1(txmq):
     failed(
         txmq("topic", "list", "--names", "127.0.0.1:1"), 1, "txmq: cannot connect to 127.0.0.1:1"
     )
 
 
-def test_what_may_have_happened_is_said(asking, cluster):
+def test_an_unanswered_send_says_that_it_may_have_taken_effect(asking, cluster):
     cluster.add_topic("T")
     cluster.replies[310] = lambda request: cluster.listeners[0].close()
     for listener in cluster.listeners:
@@ -431,7 +433,7 @@ def test_what_may_have_happened_is_said(asking, cluster):
         ("topic", "list", "--names", "nowhere"),
     ],
 )
-def test_a_wrong_call_is_code_2(txmq, cluster, arguments):
+def test_an_invalid_command_line_exits_2(txmq, cluster, arguments):
     if "--names" not in arguments and len(arguments) > 1:
         arguments = (*arguments, "--names", cluster.names)
 
@@ -441,18 +443,18 @@ def test_a_wrong_call_is_code_2(txmq, cluster, arguments):
     assert result.stderr
 
 
-def test_the_name_servers_may_stand_in_the_environment(txmq, cluster):
+def test_name_servers_can_come_from_the_environment(txmq, cluster):
     cluster.add_topic("T")
 
     assert topics(txmq("topic", "list", "--json", env={"TXMQ_NAMES": cluster.names})) == ["T"]
 
 
-def test_the_version_is_told(txmq):
+def test_the_version_is_printed(txmq):
     assert told(txmq("--version")) == "txmq 0.1.0\n"
 
 
 @pytest.mark.parametrize("group", ["topic", "group", "message", "cluster", "config"])
-def test_every_group_of_commands_explains_itself(txmq, group):
+def test_every_command_group_has_help(txmq, group):
     assert "Usage" in told(txmq(group, "--help"))
 
 
@@ -473,7 +475,7 @@ FOLLOWERS = (
 )
 
 
-def test_the_copies_of_each_broker_are_shown(asking, cluster):
+def test_cluster_status_shows_the_copies_of_each_broker(asking, cluster):
     cluster.replies[7707] = lambda request: copies(request, followers=FOLLOWERS)
 
     lines = [line.split() for line in told(asking("cluster", "status")).splitlines()]
@@ -498,7 +500,7 @@ def test_removed_members_are_shown_with_the_reason(asking, cluster):
     assert words[at + 3 : at + 9] == ["Li", "Na", "its", "disk", "is", "slow"]
 
 
-def test_a_member_is_removed_and_let_back(asking, cluster):
+def test_a_member_is_removed_and_allowed_to_rejoin(asking, cluster):
     wanted = []
 
     def change(request):
@@ -516,7 +518,7 @@ def test_a_member_is_removed_and_let_back(asking, cluster):
     assert asking("cluster", "remove", "m3", "--reason", " ").exit_code == 2
 
 
-def test_the_copies_have_whole_names_in_json(asking, cluster):
+def test_cluster_status_json_has_full_member_names(asking, cluster):
     cluster.replies[7707] = lambda request: copies(request, followers=FOLLOWERS[1:2])
 
     first, _ = as_json(asking("cluster", "status", "--json"))
@@ -552,7 +554,7 @@ def test_the_copies_have_whole_names_in_json(asking, cluster):
     }
 
 
-def test_brokers_without_followers_or_copies_say_so(asking, cluster):
+def test_cluster_status_notes_brokers_without_followers_or_copies(asking, cluster):
     cluster.replies[7707] = copies
     text = told(asking("cluster", "status"))
     assert text.endswith("broker-b has no followers: its log has one copy\n")

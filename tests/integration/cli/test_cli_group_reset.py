@@ -1,4 +1,4 @@
-"""``txmq group reset`` shows where it takes a group, and asks; unknown groups are slips."""
+"""``txmq group reset`` shows where it moves a group, and asks; unknown groups are errors."""
 
 import pytest
 from typer.testing import CliRunner
@@ -24,7 +24,7 @@ def moves(result):
     return [line.split() for line in result.stdout.splitlines() if line.startswith(" broker-")]
 
 
-def test_it_shows_from_where_to_where_and_asks(asking, orders, terminal):
+def test_a_reset_shows_the_old_and_new_offsets_and_asks(asking, orders, terminal):
     kept = asking(*RESET, input="n\n")
 
     assert kept.exit_code == 1
@@ -43,7 +43,7 @@ def test_it_shows_from_where_to_where_and_asks(asking, orders, terminal):
     assert orders.brokers[0].offsets["billing", "Orders", 0] == 0
 
 
-def test_what_is_skipped_is_said(asking, orders, terminal):
+def test_a_reset_asks_with_the_number_of_skipped_messages(asking, orders, terminal):
     asked = asking(*RESET[:-1], "latest", input="n\n")
 
     assert "move group billing in topic Orders: 1 message skipped?" in asked.stderr
@@ -62,7 +62,7 @@ def test_what_is_skipped_is_said(asking, orders, terminal):
         ),
     ],
 )
-def test_a_damaged_message_is_skipped_only_if_it_is_named_in_full(asking, orders, words, why):
+def test_skipping_a_damaged_message_needs_topic_queue_offset_and_reason(asking, orders, words, why):
     refused = asking("group", "skip", "billing", *words, "--yes")
 
     assert (refused.exit_code, refused.stdout) == (2, "")
@@ -70,7 +70,7 @@ def test_a_damaged_message_is_skipped_only_if_it_is_named_in_full(asking, orders
     assert orders.brokers[0].offsets["billing", "Orders", 0] == 2
 
 
-def test_with_several_brokers_the_one_of_the_damaged_message_is_named(asking, orders):
+def test_skipping_a_damaged_message_needs_a_broker_if_there_are_several(asking, orders):
     where = ("Orders", "--offset", 1, "--queue", 0, "--reason", "x")
     refused = asking("group", "skip", "billing", *where, "--yes")
 
@@ -78,7 +78,7 @@ def test_with_several_brokers_the_one_of_the_damaged_message_is_named(asking, or
     assert "name one with --broker: broker-a, broker-b" in refused.stderr
 
 
-def test_a_script_says_yes(asking, orders):
+def test_without_a_terminal_a_reset_needs_yes(asking, orders):
     refused = asking(*RESET, "--json")
 
     assert (refused.exit_code, refused.stdout) == (2, "")
@@ -153,7 +153,7 @@ def by_retries(cluster):
 
 
 @pytest.mark.parametrize("known", [by_offsets, by_clients, by_retries])
-def test_a_group_is_known_by_any_trace_of_it(asking, orders, known):
+def test_a_group_with_only_offsets_clients_or_retries_counts_as_known(asking, orders, known):
     known(orders)
 
     assert asking("group", "delete", "late", "--yes").exit_code == 0
@@ -179,7 +179,7 @@ def test_a_relay_does_not_start_with_a_misspelt_dead_letter_topic(asking, orders
     )
 
 
-def test_nobody_there_is_told_how_to_start_a_broker():
+def test_an_unreachable_name_server_error_says_how_to_start_a_broker():
     result = CliRunner().invoke(app, ["topic", "list", "--names", "127.0.0.1:1"])
 
     assert result.exit_code == 1

@@ -1,4 +1,4 @@
-"""``txmq log`` on the directories of real brokers, as they were left and damaged on purpose."""
+"""``txmq log`` on directories of real brokers, intact and damaged on purpose."""
 
 import asyncio
 import base64
@@ -38,7 +38,7 @@ class Bank:
 
 
 async def write(data):
-    """Have a broker write a log; returns each message that was sent, by its id."""
+    """Let a broker write a log; returns the sent messages by id."""
     sent = {}
     async with Broker(settings_for_test(str(data), SYNC)) as broker:
         async with Producer("p", names=broker.names) as producer:
@@ -116,7 +116,7 @@ def body_of(line):
 # --- verify ---
 
 
-def test_verify_of_a_whole_directory_says_so_and_changes_nothing(txmq, data):
+def test_verify_of_an_intact_directory_reports_it_and_changes_nothing(txmq, data):
     before = contents(data)
 
     done = txmq("log", "verify", "--data", data)
@@ -126,7 +126,7 @@ def test_verify_of_a_whole_directory_says_so_and_changes_nothing(txmq, data):
     assert contents(data) == before
 
 
-def test_verify_works_on_a_directory_that_cannot_be_written_to(txmq, data):
+def test_verify_works_on_a_read_only_directory(txmq, data):
     for path in [data, *data.rglob("*")]:
         path.chmod(path.stat().st_mode & ~(stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH))
     (data / "lock").chmod(0)
@@ -136,7 +136,7 @@ def test_verify_works_on_a_directory_that_cannot_be_written_to(txmq, data):
     assert done.exit_code == 0, done.output
 
 
-def test_a_directory_in_use_is_refused(txmq, data):
+def test_log_commands_refuse_a_directory_in_use(txmq, data):
     lock = LocalDisk(data).lock()
     try:
         for command in ("verify", "dump"):
@@ -177,7 +177,7 @@ def test_a_read_only_disk_changes_nothing(data):
 
 
 @pytest.mark.parametrize("name", ["missing", "empty", "file"])
-def test_what_is_no_brokers_directory_is_refused(txmq, tmp_path, name):
+def test_a_path_that_is_not_a_broker_directory_is_refused(txmq, tmp_path, name):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
     for command in ("verify", "dump"):
@@ -186,7 +186,7 @@ def test_what_is_no_brokers_directory_is_refused(txmq, tmp_path, name):
         assert str(tmp_path / name) in done.stderr
 
 
-def test_verify_names_damage_for_people_and_for_programs(txmq, data):
+def test_verify_reports_damage_as_text_and_as_json(txmq, data):
     flip(log_file(data), 300)
 
     done = txmq("log", "verify", "--data", data)
@@ -201,7 +201,7 @@ def test_verify_names_damage_for_people_and_for_programs(txmq, data):
     assert (summary["kind"], summary["damages"]) == ("summary", 1)
 
 
-def test_a_bit_turned_over_anywhere_in_any_file_is_named(txmq, data):
+def test_verify_names_the_file_of_any_flipped_bit(txmq, data):
     chance = random.Random(26)
     for path in files(data):
         whole = path.read_bytes()
@@ -219,7 +219,7 @@ def test_a_bit_turned_over_anywhere_in_any_file_is_named(txmq, data):
             path.write_bytes(whole)
 
 
-def test_a_file_cut_at_any_byte_is_never_a_traceback(txmq, data):
+def test_a_file_truncated_at_any_byte_never_causes_a_traceback(txmq, data):
     chance = random.Random(27)
     for path in files(data):
         whole = path.read_bytes()
@@ -238,33 +238,33 @@ def test_a_file_cut_at_any_byte_is_never_a_traceback(txmq, data):
 # --- dump ---
 
 
-def test_dump_of_everything_is_what_was_sent(txmq, data, sent):
-    found = lines(txmq("log", "dump", "--data", data, "--json", "--body"))
+def test_a_dump_contains_everything_that_was_sent(txmq, data, sent):
+    records = lines(txmq("log", "dump", "--data", data, "--json", "--body"))
 
-    held = {line["id"]: line for line in found if line["kind"] in ("message", "half", "delayed")}
+    held = {line["id"]: line for line in records if line["kind"] in ("message", "half", "delayed")}
     assert set(held) == set(sent)
     for unique, message in sent.items():
         assert body_of(held[unique]) == message.body
         assert held[unique]["topic"] == message.topic
         assert held[unique]["keys"] == list(message.keys)
         assert held[unique]["tag"] == message.tags
-    assert [line["decision"] for line in found if line["kind"] == "decision"] == [
+    assert [line["decision"] for line in records if line["kind"] == "decision"] == [
         "COMMITTED",
         "ROLLED_BACK",
     ]
-    assert [line["position"] for line in found] == sorted(line["position"] for line in found)
+    assert [line["position"] for line in records] == sorted(line["position"] for line in records)
 
 
-def test_nothing_in_a_record_is_obeyed_by_a_terminal(txmq, data):
+def test_a_dump_escapes_terminal_control_characters(txmq, data):
     for more in ([], ["--json"]):
         done = txmq("log", "dump", "--data", data, "--body", *more)
         assert done.exit_code == 0
         assert all(line.isprintable() for line in done.stdout.splitlines())
-    (found,) = lines(txmq("log", "dump", "--data", data, "--json", "--key", EVIL))
-    assert found["keys"] == ["large", EVIL]
+    (record,) = lines(txmq("log", "dump", "--data", data, "--json", "--key", EVIL))
+    assert record["keys"] == ["large", EVIL]
 
 
-def test_dump_shows_one_line_a_record(txmq, data):
+def test_dump_prints_one_line_per_record(txmq, data):
     done = txmq("log", "dump", "--data", data, "--key", "k7", "--body")
 
     (line,) = done.stdout.splitlines()
@@ -288,33 +288,33 @@ def test_dump_shows_one_line_a_record(txmq, data):
         (["--to", "1"], 0),
     ],
 )
-def test_filters_choose_records(txmq, data, options, count):
+def test_dump_options_filter_records(txmq, data, options, count):
     done = txmq("log", "dump", "--data", data, *options)
 
     assert done.exit_code == 0, done.output
     assert len(done.stdout.splitlines()) == count
 
 
-def test_a_transaction_is_found_with_its_decision(txmq, data, sent):
+def test_dump_of_a_transaction_shows_its_half_message_and_decision(txmq, data, sent):
     unique = next(unique for unique, message in sent.items() if message.keys == ("ROLLBACK",))
 
-    found = lines(txmq("log", "dump", "--data", data, "--json", "--transaction", unique))
+    records = lines(txmq("log", "dump", "--data", data, "--json", "--transaction", unique))
 
-    assert [line["kind"] for line in found] == ["half", "decision"]
-    assert found[1]["decision"] == "ROLLED_BACK"
-    assert found[1]["half_position"] == found[0]["position"]
+    assert [line["kind"] for line in records] == ["half", "decision"]
+    assert records[1]["decision"] == "ROLLED_BACK"
+    assert records[1]["half_position"] == records[0]["position"]
 
 
-def test_positions_bound_what_is_read(txmq, data):
+def test_dump_reads_only_between_from_and_to(txmq, data):
     whole = lines(txmq("log", "dump", "--data", data, "--json"))
     first, last = whole[3]["position"], whole[8]["position"]
 
-    found = lines(txmq("log", "dump", "--data", data, "--json", "--from", first, "--to", last))
+    records = lines(txmq("log", "dump", "--data", data, "--json", "--from", first, "--to", last))
 
-    assert found == whole[3:8]
+    assert records == whole[3:8]
 
 
-def test_dump_goes_on_behind_damage_and_says_what_it_passed_over(txmq, data):
+def test_dump_continues_after_damage_and_reports_what_it_skipped(txmq, data):
     whole = lines(txmq("log", "dump", "--data", data, "--json"))
     flip(log_file(data), whole[5]["position"] + 20)
 
@@ -326,7 +326,7 @@ def test_dump_goes_on_behind_damage_and_says_what_it_passed_over(txmq, data):
 
 
 @pytest.mark.parametrize("options", [["--since", "soon"], ["--kind", "letters"], ["--limit", "0"]])
-def test_wrong_options_are_refused(txmq, data, options):
+def test_invalid_dump_options_are_refused(txmq, data, options):
     assert txmq("log", "dump", "--data", data, *options).exit_code == 2
 
 
@@ -340,18 +340,18 @@ def test_an_export_holds_everything_that_consumers_could_read(txmq, data, sent, 
 
     assert done.exit_code == 0, done.output
     assert done.stdout == f"25 records written to {target}\n"
-    found = {line["id"]: line for line in map(json.loads, target.read_text().splitlines())}
+    exported = {line["id"]: line for line in map(json.loads, target.read_text().splitlines())}
     readable = {
         unique: message
         for unique, message in sent.items()
         if message.topic == "Orders" or message.keys == ("COMMIT",)
     }
-    assert set(found) == set(readable)
+    assert set(exported) == set(readable)
     for unique, message in readable.items():
-        assert body_of(found[unique]) == message.body
-        assert found[unique]["properties"].items() >= dict(message.properties).items()
-        assert found[unique]["keys"] == list(message.keys)
-    (committed,) = [line for line in found.values() if line["topic"] == "Transfers"]
+        assert body_of(exported[unique]) == message.body
+        assert exported[unique]["properties"].items() >= dict(message.properties).items()
+        assert exported[unique]["keys"] == list(message.keys)
+    (committed,) = [line for line in exported.values() if line["topic"] == "Transfers"]
     assert (committed["kind"], committed["offset"]) == ("message", 0)
 
 
@@ -391,14 +391,14 @@ def test_a_raw_export_holds_compressed_bodies_as_they_are_stored(txmq, data, tmp
     assert zlib.decompress(body_of(line)) == LARGE
 
 
-def test_bodies_are_written_to_files_of_their_own(txmq, data, sent, tmp_path):
+def test_an_export_writes_each_body_to_its_own_file(txmq, data, sent, tmp_path):
     target = tmp_path / "bodies"
 
     done = txmq("log", "export", "--data", data, "--bodies", target, "--json")
 
     assert json.loads(done.stdout) == {"to": str(target), "records": 25, "passed_over": 0}
-    found = sorted(path.read_bytes() for path in (target / "Orders").iterdir())
-    assert found == sorted(m.body for m in sent.values() if m.topic == "Orders")
+    bodies = sorted(path.read_bytes() for path in (target / "Orders").iterdir())
+    assert bodies == sorted(m.body for m in sent.values() if m.topic == "Orders")
     assert [path.name for path in (target / "Transfers").iterdir()][0].endswith("-0")
 
 
@@ -429,7 +429,7 @@ def test_an_export_overwrites_nothing(txmq, data, tmp_path):
 
 
 def damage(data, place):
-    """Damage a record as a start notices it: with nothing indexed, the whole log is read."""
+    """Damage a record so that a start notices it: without an index it reads the whole log."""
     for path in (data / "index").iterdir():
         path.unlink()
     flip(log_file(data), place)
@@ -456,7 +456,7 @@ def test_a_repair_asks_and_shows_what_will_be_lost(txmq, data, monkeypatch):
 
 
 def started(data):
-    """Start a broker on a directory, and return what its topic then holds."""
+    """Start a broker on a directory; returns the number of messages of its topic."""
 
     async def run():
         async with Broker(settings_for_test(str(data), SYNC)) as broker:
@@ -492,7 +492,7 @@ def cut_position(line):
     return line["position"] - HEAD_BYTES
 
 
-def test_the_reason_for_a_refused_start_names_the_command_that_repairs_it(data, capsys):
+def test_a_start_refused_for_a_damaged_log_names_the_repair_command(data, capsys):
     damage(data, 300)
 
     with pytest.raises(CorruptRecord, match="txmq log verify --repair --data DIR") as refused:

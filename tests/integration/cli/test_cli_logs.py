@@ -15,7 +15,7 @@ def record(text="took %d", *arguments, **more):
     return made
 
 
-def test_a_line_of_text():
+def test_a_text_line_has_time_level_logger_message_and_fields():
     line = TextFormatter().format(record("took %d", 3, segments=5, path="/a b", empty=""))
 
     assert line == (
@@ -23,7 +23,7 @@ def test_a_line_of_text():
     )
 
 
-def test_a_line_break_in_a_message_stays_in_its_line():
+def test_a_line_break_in_a_message_is_escaped():
     line = TextFormatter().format(record("a\r\nb", other='c"\nd'))
 
     assert "\n" not in line
@@ -34,7 +34,7 @@ OBEYED = "c\x1b]0;t\x07\x9b31m\u202e\u2028"
 SHOWN = "c⟨U+001B⟩]0;t⟨U+0007⟩⟨U+009B⟩31m⟨U+202E⟩ "
 
 
-def test_what_a_client_says_is_shown_and_not_obeyed():
+def test_text_logs_escape_control_characters_from_clients():
     try:
         raise ValueError(OBEYED)
     except ValueError:
@@ -47,7 +47,7 @@ def test_what_a_client_says_is_shown_and_not_obeyed():
     assert traceback[-1] == f"ValueError: {SHOWN}"
 
 
-def test_json_shows_it_by_its_numbers():
+def test_json_logs_escape_control_characters_as_ascii():
     line = JsonFormatter().format(record("%s", OBEYED, client=OBEYED))
 
     assert line.isascii()
@@ -55,7 +55,7 @@ def test_json_shows_it_by_its_numbers():
     assert json.loads(line)["client"] == OBEYED
 
 
-def test_a_line_of_json():
+def test_a_json_line_has_time_level_logger_message_and_fields():
     line = JsonFormatter().format(record("took %d", 3, segments=5, what=ValueError("x")))
 
     assert "\n" not in line
@@ -69,14 +69,14 @@ def test_a_line_of_json():
     }
 
 
-def test_fields_do_not_replace_what_every_line_has():
+def test_extra_fields_do_not_replace_standard_fields():
     line = JsonFormatter().format(record("m", time="never", level="x"))
 
     assert json.loads(line)["level"] == "info"
 
 
 @pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()])
-def test_a_traceback_is_kept(formatter):
+def test_a_log_line_keeps_the_traceback(formatter):
     try:
         raise ValueError("broken")
     except ValueError:
@@ -86,7 +86,7 @@ def test_a_traceback_is_kept(formatter):
 
 
 @pytest.mark.parametrize(("form", "start"), [("text", "20"), ("json", "{")])
-def test_everything_goes_to_standard_error(monkeypatch, form, start):
+def test_logs_go_to_standard_error_from_the_configured_level(monkeypatch, form, start):
     written = io.StringIO()
     monkeypatch.setattr(sys, "stderr", written)
 

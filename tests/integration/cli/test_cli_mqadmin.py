@@ -1,4 +1,4 @@
-"""Each command of RocketMQ's mqadmin: its equivalent runs at a real broker, and has its effect."""
+"""The equivalent of each mqadmin command of RocketMQ, run at a real broker."""
 
 import asyncio
 import contextlib
@@ -300,7 +300,7 @@ RUNS = {
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory):
-    """A broker with accounts, that trusts this machine as an operator."""
+    """A broker with accounts that trusts this machine as an operator."""
     folder = tmp_path_factory.mktemp("accounts")
     live = written(folder / "plain_acl.yml", "globalWhiteRemoteAddresses: [127.0.0.1]\n")
     settings = BrokerSettings(store=StoreSettings(flush="async"), acl=str(live))
@@ -381,8 +381,8 @@ def shop(names):
 def pair(tmp_path_factory, etcd):
     """A broker set of two members."""
     settings = ("replication.lease=2",)
-    with BrokerSet(tmp_path_factory.mktemp("set"), etcd.port, settings, count=2) as found:
-        yield found
+    with BrokerSet(tmp_path_factory.mktemp("set"), etcd.port, settings, count=2) as members:
+        yield members
 
 
 def cases(*, of_sets):
@@ -394,22 +394,22 @@ def cases(*, of_sets):
     ]
 
 
-def test_every_command_of_mqadmin_is_run_here_or_says_why_not():
+def test_every_mqadmin_command_has_a_tested_equivalent_or_a_reason_for_none():
     assert set(RUNS) <= set(EQUIVALENTS)
-    for name, found in EQUIVALENTS.items():
+    for name, equivalent in EQUIVALENTS.items():
         lines = [f"{run.words} " for run in RUNS.get(name, ())]
-        for command in found.commands:
+        for command in equivalent.commands:
             assert any(line.startswith(f"{command} ") for line in lines), (name, command)
-        assert found.commands or found.text, name
+        assert equivalent.commands or equivalent.text, name
 
 
 @pytest.mark.parametrize("run", cases(of_sets=False))
-def test_an_equivalent_has_its_effect(run, named, broker):
+def test_the_equivalent_of_an_mqadmin_command_works(run, named, broker):
     check(run, named, broker.names)
 
 
 @pytest.mark.parametrize("run", cases(of_sets=True))
-def test_an_equivalent_has_its_effect_on_a_set(run, pair):
+def test_the_equivalent_of_an_mqadmin_command_works_on_a_broker_set(run, pair):
     leader = pair.wait_in_sync(1)
     (follower,) = [member for member in pair.members.values() if member is not leader]
     named = {"set": pair.name, "etcd": leader.etcd}

@@ -1,4 +1,4 @@
-"""The commands of operators against one real broker."""
+"""Operator commands against one real broker."""
 
 import asyncio
 import io
@@ -36,7 +36,7 @@ def broker():
 
 @pytest.fixture
 def run(txmq, broker):
-    """Run a command at the broker; returns what it printed, or its complaint."""
+    """Run a command at the broker; returns its output, or its error message."""
 
     def ask(*words, code=0, shown=None):
         result = txmq(*words, "--names", broker.names)
@@ -54,7 +54,7 @@ def rows(run):
 
 @pytest.fixture
 def rounds(monkeypatch):
-    """End each --watch with Ctrl-C after so many rounds, and let none of them pause."""
+    """End each --watch with Ctrl-C after this number of rounds, without pauses."""
 
     def end_after(count):
         pauses = []
@@ -105,22 +105,22 @@ def shop(broker):
 # Brokers
 
 
-def test_a_broker_shows_what_it_does(run, rows):
+def test_broker_status_shows_its_figures(run, rows):
     run("topic", "create", "Figures", "--queues", 1)
     run("message", "send", "Figures", "x")
 
     shown = run("broker", "status")
-    (found,) = rows("broker", "status")
+    (status,) = rows("broker", "status")
 
     assert "messages in today" in shown
     assert "open transactions" in shown
-    assert found["broker"] == "broker-a"
-    assert int(found["figures"]["msgPutTotalTodayNow"]) > 0
+    assert status["broker"] == "broker-a"
+    assert int(status["figures"]["msgPutTotalTodayNow"]) > 0
     assert "putMessageTimesTotal" in run("broker", "status", "--all")
     assert "broker 'broker-b' is unknown" in run("broker", "status", "--broker", "broker-b", code=2)
 
 
-def test_a_watch_goes_on_until_it_is_interrupted(run, rounds):
+def test_a_watch_repeats_until_ctrl_c(run, rounds):
     pauses = rounds(3)
     lines = run("broker", "status", "--watch", "--every", "5s", "--json").splitlines()
 
@@ -135,13 +135,13 @@ def test_a_watch_goes_on_until_it_is_interrupted(run, rounds):
     [("cluster", "status"), ("cluster", "list"), ("topic", "list"), ("tx", "list")],
     ids=" ".join,
 )
-def test_what_is_shown_can_be_watched(run, rounds, words):
+def test_status_and_list_commands_can_be_watched(run, rounds, words):
     rounds(2)
 
     assert run(*words, "--watch", "--json").count("\n") == 2
 
 
-def test_a_watch_outlives_a_broker_that_is_away(txmq, broker, rounds):
+def test_a_watch_continues_while_the_broker_is_unreachable(txmq, broker, rounds):
     rounds(2)
     result = txmq("broker", "status", "--watch", "--names", "127.0.0.1:1")
 
@@ -167,7 +167,7 @@ def test_settings_are_read_and_changed(run, rows):
     assert "or write --all" in run("broker", "config", "get", code=2)
 
 
-def test_a_list_matches_sorts_and_pages(run, rows):
+def test_a_list_can_be_filtered_sorted_and_paged(run, rows):
     every = ("broker", "config", "get", "--all")
     hours = rows(*every, "--match", "reservedtime")
     sizes = [row["value"] for row in rows(*every, "--match", "DISK", "--sort", "-value")]
@@ -187,26 +187,26 @@ def test_a_list_matches_sorts_and_pages(run, rows):
 
 
 def test_producers_are_listed(run, rows, shop):
-    (found,) = rows("producer", "list")
+    (producer,) = rows("producer", "list")
 
-    assert (found["group"], found["language"]) == ("shop", "JAVA")
-    assert rows("producer", "list", "--group", "shop") == [found]
+    assert (producer["group"], producer["language"]) == ("shop", "JAVA")
+    assert rows("producer", "list", "--group", "shop") == [producer]
     assert rows("producer", "list", "--match", "nosuch") == []
     unknown = run("producer", "list", "--group", "nosuch", code=1)
     assert "'nosuch' has no open transactions and no connected producers" in unknown
 
 
 def test_the_clients_of_a_topic_are_shown(run, rows, shop):
-    (found,) = rows("topic", "clients", "Orders")
+    (client,) = rows("topic", "clients", "Orders")
 
-    assert (found["group"], found["expression"]) == ("billing", "*")
-    assert found["client"] in run("topic", "clients", "Orders")
+    assert (client["group"], client["expression"]) == ("billing", "*")
+    assert client["client"] in run("topic", "clients", "Orders")
     run("topic", "create", "Unread")
     assert run("topic", "clients", "Unread") == "no group consumes this topic\n"
     assert "'Ordrs' does not exist; the nearest name is" in run("topic", "clients", "Ordrs", code=1)
 
 
-def test_a_topic_is_forbidden_and_permitted(run, rows):
+def test_topic_permissions_are_changed_and_enforced(run, rows):
     run("topic", "create", "Archive", "--queues", 1)
 
     assert run("topic", "permit", "Archive", "r") == "topic Archive at broker-a: 1 queue, r\n"
@@ -216,7 +216,7 @@ def test_a_topic_is_forbidden_and_permitted(run, rows):
     assert "not one of rw, r, w, none" in run("topic", "permit", "Archive", "x", code=2)
 
 
-def test_a_topic_has_as_many_queues_whoever_creates_it(run, rows, broker):
+def test_a_topic_gets_the_same_number_of_queues_from_the_command_and_from_a_send(run, rows, broker):
     run("topic", "create", "ByHand")
     with blocking.Producer("maker", broker.names) as producer:
         producer.send(Message(topic="ByMessage", body=b"x"))
@@ -226,10 +226,10 @@ def test_a_topic_has_as_many_queues_whoever_creates_it(run, rows, broker):
 
 
 def test_consumers_report_their_state(run, rows, shop):
-    found = rows("group", "status", "billing")
-    (consumer,) = found["consumers"]
+    status = rows("group", "status", "billing")
+    (consumer,) = status["consumers"]
 
-    assert found["group"] == "billing"
+    assert status["group"] == "billing"
     assert consumer["subscriptions"]["Orders"] == "*"
     queues = [held["queue"] for held in consumer["queues"] if held["queue"]["topic"] == "Orders"]
     assert queues == [{"topic": "Orders", "broker": "broker-a", "number": 0}]
@@ -237,25 +237,25 @@ def test_consumers_report_their_state(run, rows, shop):
     assert "group 'biling' does not exist" in run("group", "status", "biling", code=1)
 
 
-def test_groups_that_are_behind_are_found(run, rows, shop):
+def test_group_monitor_finds_groups_that_are_behind(run, rows, shop):
     run("topic", "create", "Backlog", "--queues", 1)
     run("group", "create", "slow")
     for _ in range(3):
         run("message", "send", "Backlog", "x")
     run("group", "reset", "slow", "Backlog", "--to", "earliest", "--yes")
 
-    found = {row["group"]: row for row in rows("group", "monitor")}
-    assert (found["slow"]["lag"], found["slow"]["consumers"]) == (3, 0)
-    assert (found["billing"]["consumers"], found["slow"]["topics"]) == (1, ["Backlog"])
+    groups = {row["group"]: row for row in rows("group", "monitor")}
+    assert (groups["slow"]["lag"], groups["slow"]["consumers"]) == (3, 0)
+    assert (groups["billing"]["consumers"], groups["slow"]["topics"]) == (1, ["Backlog"])
     assert rows("group", "monitor", "--sort", "-behind")[0]["group"] == "slow"
     assert "slow" in run("group", "monitor", "--match", "slow")
-    assert found["slow"]["delay_ms"] < 60_000
+    assert groups["slow"]["delay_ms"] < 60_000
     nobody = run("group", "monitor", "--lag-max", 3)
     assert "no group has more than 3 messages behind or waiting" in nobody
     run("group", "monitor", "--lag-max", 2, code=1)
 
 
-def test_a_group_is_cloned_and_skips(run, rows, shop):
+def test_group_clone_copies_offsets_and_group_skip_skips_the_backlog(run, rows, shop):
     run("topic", "create", "Copied", "--queues", 1)
     run("group", "create", "first")
     for _ in range(2):
@@ -289,7 +289,7 @@ def test_a_group_is_cloned_and_skips(run, rows, shop):
     assert "name two groups" in run("group", "clone", "first", "first", "Copied", code=2)
 
 
-def test_a_consumer_handles_one_message_by_hand(run, rows, shop):
+def test_consume_directly_has_a_consumer_handle_one_message(run, rows, shop):
     (sent,) = [row for row in rows("message", "pull", "Orders") if row["keys"] == ["17"]]
     by_id = ("message", "consume-directly", "billing", sent["id"], "--topic", "Orders")
 
@@ -303,16 +303,16 @@ def test_a_consumer_handles_one_message_by_hand(run, rows, shop):
 
 
 def test_rates_are_shown_by_topic_and_group(run, rows, shop):
-    (found,) = rows("stats", "--topic", "Orders")
+    (rates,) = rows("stats", "--topic", "Orders")
 
-    assert (found["topic"], found["group"]) == ("Orders", "billing")
-    assert found["lag"] in (0, 1)  # Consumers commit their offsets once a second.
-    assert (found["in_of_day"], found["out_of_day"]) == (1, 1)
+    assert (rates["topic"], rates["group"]) == ("Orders", "billing")
+    assert rates["lag"] in (0, 1)  # Consumers commit their offsets once a second.
+    assert (rates["in_of_day"], rates["out_of_day"]) == (1, 1)
     assert "billing" in run("stats", "--active", "--sort", "-out/s")
     assert "'Ordrs' does not exist" in run("stats", "--topic", "Ordrs", code=1)
 
 
-def test_lists_of_queues_messages_and_clients_have_the_options_of_lists(run, rows, shop):
+def test_queue_message_and_client_lists_can_be_filtered_sorted_and_paged(run, rows, shop):
     run("topic", "create", "Sorted", "--queues", 2)
     for number, key in enumerate("cab"):
         queue = f"broker-a:{number % 2}"
@@ -328,15 +328,15 @@ def test_lists_of_queues_messages_and_clients_have_the_options_of_lists(run, row
         *pull, "--sort", "size", code=2
     )
     assert len(rows("message", "query", "Sorted", "a", "--match", "nothing")) == 0
-    found = rows(*lag, "--sort", "-behind", "--limit", 1)
-    assert (found["lag"], [row["queue"]["number"] for row in found["queues"]]) == (2, [0])
+    progress = rows(*lag, "--sort", "-behind", "--limit", 1)
+    assert (progress["lag"], [row["queue"]["number"] for row in progress["queues"]]) == (2, [0])
     assert "3 messages behind" in run(*lag, "--match", "Sorted")
     assert rows("topic", "route", "Sorted", "--match", "broker-a")[0]["addresses"].keys() == {"0"}
     clients = rows("group", "clients", "billing", "--match", "no such client")
     assert (clients["clients"], clients["subscriptions"]["Orders"]) == ([], "*")
 
 
-def test_long_work_shows_how_far_it_is_on_a_terminal_only(monkeypatch):
+def test_a_progress_bar_is_shown_only_on_a_terminal(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     shown = []
     for is_terminal in (True, False):
@@ -354,7 +354,7 @@ def test_long_work_shows_how_far_it_is_on_a_terminal_only(monkeypatch):
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_shell_gets_its_script(txmq, shell):
+def test_completion_prints_a_script_for_each_shell(txmq, shell):
     assert "_TXMQ_COMPLETE" in txmq("completion", shell).stdout
 
 
@@ -391,7 +391,7 @@ def test_a_broker_is_drained_and_takes_messages_again(run, rows):
 # Traces
 
 
-def test_traces_are_followed(run):
+def test_trace_tail_follows_traces(run):
     with blocking.Client(run.names) as client:
         producer = blocking.Producer("tracing", client, ProducerSettings(is_traced=True))
         with producer:
@@ -418,7 +418,7 @@ def test_open_transactions_are_rechecked_together(run, rows):
     assert "or write --all" in run("tx", "recheck", "A1", "--group", "icbc", code=2)
 
 
-def test_open_transactions_are_sorted_and_matched(run, rows):
+def test_open_transactions_are_sorted_and_filtered(run, rows):
     prepare(run.names, "S1", group="sorted")
     prepare(run.names, "S2", group="sorted")
     listed = ("tx", "list", "--group", "sorted")
@@ -429,13 +429,13 @@ def test_open_transactions_are_sorted_and_matched(run, rows):
     assert "which --limit shows" in run(*listed, "--limit", 1)
 
 
-def test_open_transactions_are_watched(run, monkeypatch):
+def test_tx_watch_reports_opened_and_closed_transactions(run, monkeypatch):
     prepare(run.names, "W1")
     sleep, ours = time.sleep, threading.current_thread()
 
     def decide_then_open(seconds):
         if threading.current_thread() is not ours:
-            sleep(seconds)  # A library's thread, of an earlier test.
+            sleep(seconds)  # A library thread of an earlier test.
             return
         if run("tx", "list", "--json").count('"W2"'):
             raise KeyboardInterrupt
@@ -445,7 +445,7 @@ def test_open_transactions_are_watched(run, monkeypatch):
     monkeypatch.setattr("time.sleep", decide_then_open)
     changes = [json.loads(line) for line in run("tx", "watch", "--json").splitlines()]
 
-    assert [(each["change"], each["transaction"]["id"]) for each in changes] == [
+    assert [(change["change"], change["transaction"]["id"]) for change in changes] == [
         ("opened", "W2"),
         ("closed", "W1"),
     ]
@@ -472,7 +472,7 @@ def test_delayed_messages_are_listed_and_recalled_with_a_reason_that_the_audit_k
     assert (entry["broker"], entry["fields"]["reason"]) == ("broker-a", "a wrong amount")
 
 
-def test_the_audit_of_a_broker_is_listed_over_the_wire_as_from_its_directory(run, rows, txmq):
+def test_the_audit_reads_the_same_from_a_broker_and_from_its_directory(run, rows, txmq):
     for name in ("Audited-1", "Audited-2"):
         run("topic", "create", name, "--queues", 1)
     run("broker", "config", "set", "brokerIP1", "10.0.0.5", code=1)

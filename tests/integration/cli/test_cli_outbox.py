@@ -1,4 +1,4 @@
-"""``txmq outbox``: an operator and the rows that relays work on, in SQLite and in PostgreSQL."""
+"""``txmq outbox``: operators and the rows of relays, in SQLite and in PostgreSQL."""
 
 import json
 
@@ -48,7 +48,7 @@ def states(outbox):
     return {row["id"]: row["state"] for row in json.loads(outbox("list", "--json"))}
 
 
-def test_the_rows_are_listed(outbox):
+def test_outbox_rows_are_listed_and_filtered(outbox):
     rows = json.loads(outbox("list", "--json"))
 
     assert [(row["id"], row["lane"], row["state"]) for row in rows] == [
@@ -64,7 +64,7 @@ def test_the_rows_are_listed(outbox):
     assert [row["id"] for row in newest] == [2, 1]
 
 
-def test_the_lag_is_shown(outbox):
+def test_outbox_status_counts_waiting_blocked_and_put_aside_rows(outbox):
     shown = json.loads(outbox("status", "--json"))
     numbers = [shown[name] for name in ("waiting", "blocked", "blocked_lanes", "put_aside")]
     assert numbers == [3, 1, 0, 0]
@@ -81,9 +81,9 @@ def test_a_row_is_shown_with_its_message(outbox):
 
 
 def test_a_row_is_put_aside_and_tried_again(outbox):
-    said = outbox("skip", "3", "--reason", "no such topic, T-4713", "--yes")
+    printed = outbox("skip", "3", "--reason", "no such topic, T-4713", "--yes")
 
-    assert said == "row 3 is put aside; undo it with: txmq outbox retry 3\n"
+    assert printed == "row 3 is put aside; undo it with: txmq outbox retry 3\n"
     assert states(outbox) == {1: "waiting", 2: "waiting", 3: "put aside"}
     assert "no such topic, T-4713" in outbox("list", "--failed")
     assert "has no row 3 that waits" in outbox("skip", "3", "--reason", "x", "--yes", code=1)
@@ -100,7 +100,7 @@ def test_a_database_without_an_outbox_says_how_to_create_one(txmq, empty):
     assert "txmq schema create outbox" in result.stderr
 
 
-def test_an_outbox_in_a_schema_of_its_own_is_reached(txmq, postgres):
+def test_outbox_commands_work_in_a_named_schema(txmq, postgres):
     with postgres.database() as url:
         engine = create_engine(url)
         with engine.begin() as connection:

@@ -1,4 +1,4 @@
-"""What strangers name, say and refuse with is shown, and never obeyed by a terminal."""
+"""Names, texts and refusals from strangers are escaped, so that no terminal obeys them."""
 
 import json
 import re
@@ -25,7 +25,7 @@ def store(broker, topic, body, properties):
 
 @pytest.fixture
 def hostile(cluster):
-    """A cluster whose every text comes from a stranger."""
+    """A cluster in which every text is hostile."""
     broker = cluster.brokers[0]
     cluster.brokers[1].name = HOSTILE
     for name in (HOSTILE, "T", DEAD, "%RETRY%g", "RMQ_SYS_TRACE_TOPIC"):
@@ -56,7 +56,7 @@ def hostile(cluster):
         ),
     ]  # fmt: skip
     store(broker, "RMQ_SYS_TRACE_TOPIC", trace.encode(records), render({"KEYS": "U1"}))
-    found = bodies.TransactionEntry(
+    transaction = bodies.TransactionEntry(
         transaction_id=HOSTILE,
         state=HOSTILE,
         producer_group=HOSTILE,
@@ -70,9 +70,9 @@ def hostile(cluster):
         checks=0,
         client_id=HOSTILE,
     )
-    listed = bodies.OpenTransactions([found], 1, 0, 1)
+    listed = bodies.OpenTransactions([transaction], 1, 0, 1)
     cluster.replies[7701] = lambda request: command.answer(request, body=listed.write())
-    shown = {"transaction": found.write().decode()}
+    shown = {"transaction": transaction.write().decode()}
     record = broker.log[0]
     cluster.replies[7702] = lambda request: command.answer(request, 0, shown, body=record)
     return cluster
@@ -114,7 +114,7 @@ def assert_safe(result):
 
 @pytest.mark.parametrize("wanted", COMMANDS, ids=lambda it: "-".join(it[:2]))
 @pytest.mark.parametrize("form", [(), ("--json",)], ids=["table", "json"])
-def test_nothing_from_the_wire_reaches_a_terminal_raw(asking, hostile, wanted, form):
+def test_text_from_the_wire_is_escaped_before_it_is_printed(asking, hostile, wanted, form):
     places = {"PLACE": hostile.place, "DEAD": hostile.dead}
     result = asking(*[places.get(word, word) for word in wanted], *form)
 
@@ -138,7 +138,7 @@ def test_nothing_from_the_wire_reaches_a_terminal_raw(asking, hostile, wanted, f
     ],
     ids=" ".join,
 )
-def test_no_refusal_reaches_a_terminal_raw(asking, cluster, arguments, code):
+def test_refusals_are_escaped_before_they_are_printed(asking, cluster, arguments, code):
     cluster.add_topic("T")
     for request in (17, 202, 201, 310, 12, 7701, 7702, 7703, 7704):
         cluster.replies[request] = lambda it: command.answer(it, code, remark=HOSTILE)
@@ -149,7 +149,7 @@ def test_no_refusal_reaches_a_terminal_raw(asking, cluster, arguments, code):
     assert result.exit_code == 1
 
 
-def test_a_question_shows_what_it_is_about(asking, hostile, terminal):
+def test_a_question_escapes_the_name_that_it_asks_about(asking, hostile, terminal):
     result = asking("topic", "delete", HOSTILE, input="n\n")
 
     assert_safe(result)
@@ -167,7 +167,9 @@ def test_a_question_shows_what_it_is_about(asking, hostile, terminal):
     ],
     ids=" ".join,
 )
-def test_without_a_terminal_a_question_is_refused_and_names_the_option(asking, hostile, arguments):
+def test_without_a_terminal_a_command_that_asks_is_refused_and_names_yes(
+    asking, hostile, arguments
+):
     hostile.add_topic("T")
     before = len(hostile.asked)
 
@@ -179,7 +181,7 @@ def test_without_a_terminal_a_question_is_refused_and_names_the_option(asking, h
     assert not changes & {code.name for _, code, _ in hostile.asked[before:]}
 
 
-def test_the_lines_of_a_body_stay_in_its_column(asking, cluster):
+def test_the_lines_of_a_body_are_indented_to_its_column(asking, cluster):
     cluster.add_topic("T", queues=1)
     record = store(cluster.brokers[0], "T", b"{\n\t1\nid  2}", render({"UNIQ_KEY": "U1"}))
 
@@ -188,7 +190,7 @@ def test_the_lines_of_a_body_stay_in_its_column(asking, cluster):
     assert "body         {\n              1\n             id  2}\n" in result.stdout
 
 
-def test_a_defect_quotes_nothing_raw(capsys):
+def test_a_traceback_escapes_control_characters(capsys):
     try:
         raise ValueError(HOSTILE)
     except ValueError as error:
@@ -201,7 +203,7 @@ def test_a_defect_quotes_nothing_raw(capsys):
 
 
 @pytest.mark.parametrize("source", sorted(CLI.glob("*.py")), ids=lambda path: path.name)
-def test_commands_print_in_one_place(source):
+def test_commands_print_only_through_the_output_modules(source):
     if source.name in ("__init__.py", "output.py", "common.py", "logs.py"):
         return
     text = source.read_text()

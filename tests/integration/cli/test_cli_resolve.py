@@ -46,7 +46,7 @@ def broker():
 @pytest.fixture
 def resolve(txmq, broker, database):
     def run(*arguments, group=GROUP, **more):
-        # Several databases are several, and not the last one of them.
+        # Options --database add up: a second one does not replace the first.
         named = [] if "--database" in arguments else ["--database", database]
         where = ["--names", broker.names, *named]
         return txmq("resolve", group, *where, *arguments, **more)
@@ -65,7 +65,7 @@ class Silent:
 
 
 def prepare(names, count, fence, group=GROUP):
-    """Half messages of a service that is gone; returns their ids."""
+    """Send half messages of a service that is gone; returns their ids."""
 
     async def send():
         async with TransactionProducer(group, names, Silent()) as producer:
@@ -81,7 +81,7 @@ def prepare(names, count, fence, group=GROUP):
 
 
 def fence_of(tmp_path, *committed):
-    """The fence's identity, once it has rows of these transactions."""
+    """Add these committed transactions to the fence; returns its identity."""
     connection = sqlite3.connect(tmp_path / "bank.db")
     for xid in committed:
         connection.execute("INSERT INTO txmq_fence VALUES (?, 1, ?, 5)", (xid, GROUP))
@@ -91,7 +91,7 @@ def fence_of(tmp_path, *committed):
     return identity
 
 
-def test_it_ends_when_nothing_is_open_any_more(resolve, broker, tmp_path):
+def test_until_empty_ends_when_no_transaction_is_open(resolve, broker, tmp_path):
     ids = prepare(broker.names, 7, fence_of(tmp_path))
     fence_of(tmp_path, *ids[:3])
 
@@ -107,7 +107,7 @@ def test_it_ends_when_nothing_is_open_any_more(resolve, broker, tmp_path):
     assert (again["committed"], again["left"], again["is_good"]) == (0, 0, True)
 
 
-def test_what_belongs_to_another_database_is_left_and_said(resolve, broker, tmp_path):
+def test_transactions_of_another_database_are_left_open_and_reported(resolve, broker, tmp_path):
     prepare(broker.names, 1, "elsewhere")
     prepare(broker.names, 1, fence_of(tmp_path))
 
@@ -118,7 +118,7 @@ def test_what_belongs_to_another_database_is_left_and_said(resolve, broker, tmp_
     assert "answering" not in result.stderr
 
 
-def test_other_groups_are_none_of_its_business(resolve, broker, tmp_path):
+def test_resolve_leaves_transactions_of_other_groups_alone(resolve, broker, tmp_path):
     prepare(broker.names, 1, fence_of(tmp_path), group="ccb")
 
     result = resolve("--until-empty")
@@ -131,17 +131,17 @@ def test_other_groups_are_none_of_its_business(resolve, broker, tmp_path):
     assert "no connected producers; the nearest name is 'ccb'" in misspelt.stderr
 
 
-def test_progress_is_said_on_the_way(resolve, broker, tmp_path, monkeypatch):
+def test_resolve_reports_its_progress(resolve, broker, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "SAY_S", 0.0)
     prepare(broker.names, 3, fence_of(tmp_path))
 
-    said = resolve("--until-empty").stderr
+    progress = resolve("--until-empty").stderr
 
-    assert re.search(r"0 committed, \d rolled back, 0 unknown, \d+ a second, \d open", said)
+    assert re.search(r"0 committed, \d rolled back, 0 unknown, \d+ a second, \d open", progress)
 
 
 @pytest.mark.parametrize("is_slave_left", [False, True])
-def test_a_broker_that_cannot_be_asked_is_not_taken_for_empty(
+def test_an_unreachable_broker_does_not_count_as_empty(
     resolve, broker, tmp_path, monkeypatch, is_slave_left
 ):
     prepare(broker.names, 1, fence_of(tmp_path))
@@ -149,10 +149,12 @@ def test_a_broker_that_cannot_be_asked_is_not_taken_for_empty(
 
     async def without_master(self):
         calls.append(self)
-        found = await plain(self)
+        brokers = await plain(self)
         if len(calls) > 6:
-            return found
-        return [replace(broker, addresses={1: "127.0.0.1:1"}) for broker in found if is_slave_left]
+            return brokers
+        return [
+            replace(broker, addresses={1: "127.0.0.1:1"}) for broker in brokers if is_slave_left
+        ]
 
     monkeypatch.setattr(Admin, "cluster", without_master)
 
@@ -163,7 +165,7 @@ def test_a_broker_that_cannot_be_asked_is_not_taken_for_empty(
     assert "no master of" in result.stderr
 
 
-def test_a_database_that_is_away_for_long_leaves_nothing_behind(
+def test_a_long_database_outage_leaves_nothing_behind_in_the_resolver(
     resolve, broker, tmp_path, monkeypatch
 ):
     prepare(broker.names, 1, fence_of(tmp_path))
@@ -193,7 +195,9 @@ def test_a_database_that_is_away_for_long_leaves_nothing_behind(
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
-def test_it_answers_until_it_is_told_to_stop(resolve, broker, tmp_path, how, monkeypatch):
+def test_resolve_answers_checks_until_a_signal_stops_it(
+    resolve, broker, tmp_path, how, monkeypatch
+):
     ids = prepare(broker.names, 2, fence_of(tmp_path))
     plain = module.Resolver._count_open
     sent = []
@@ -217,7 +221,7 @@ def test_it_answers_until_it_is_told_to_stop(resolve, broker, tmp_path, how, mon
     assert threading.active_count() < others + 20
 
 
-def test_it_shows_its_counts_and_its_health_over_http(resolve, broker, tmp_path, monkeypatch):
+def test_resolve_serves_metrics_and_health_over_http(resolve, broker, tmp_path, monkeypatch):
     ids = prepare(broker.names, 3, fence_of(tmp_path))
     fence_of(tmp_path, ids[0])
     address = f"127.0.0.1:{free_port()}"
@@ -269,7 +273,7 @@ def test_it_shows_its_counts_and_its_health_over_http(resolve, broker, tmp_path,
         ({"--http": "192.0.2.1:1"}, 1, "cannot serve metrics"),
     ],
 )
-def test_what_cannot_be_is_told_in_a_line(resolve, words, code, complaint):
+def test_invalid_resolve_options_are_refused_in_one_line(resolve, words, code, complaint):
     result = resolve(*(part for pair in words.items() for part in pair))
 
     assert result.exit_code == code, result.output
@@ -278,14 +282,14 @@ def test_what_cannot_be_is_told_in_a_line(resolve, words, code, complaint):
     assert words.keys() == {"--workers"} or len(result.stderr.splitlines()) == 1
 
 
-def test_a_bad_group_is_the_callers_fault(resolve):
+def test_an_invalid_group_name_exits_2(resolve):
     result = resolve(group="no group")
 
     assert result.exit_code == 2
     assert "producer group" in result.stderr
 
 
-def test_without_the_extra_it_says_what_to_install(resolve, monkeypatch):
+def test_without_the_sql_extra_resolve_says_what_to_install(resolve, monkeypatch):
     import sys
 
     monkeypatch.setitem(sys.modules, "txmq.transaction.resources", None)
@@ -299,7 +303,7 @@ def test_without_the_extra_it_says_what_to_install(resolve, monkeypatch):
     assert "pip install 'txmq[sql]'" in result.stderr
 
 
-def test_a_stock_broker_cannot_say_what_is_left(cluster, database):
+def test_until_empty_is_refused_at_a_stock_broker(cluster, database):
     words = ["resolve", GROUP, "--names", cluster.names, "--database", database]
 
     result = CliRunner().invoke(app, [*words, "--until-empty"])

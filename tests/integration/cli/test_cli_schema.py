@@ -13,9 +13,9 @@ def database(tmp_path):
 
 def tables(tmp_path):
     connection = sqlite3.connect(tmp_path / "bank.db")
-    found = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+    names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
     connection.close()
-    return found
+    return names
 
 
 def test_create_makes_the_fence_once(txmq, database, tmp_path):
@@ -39,7 +39,7 @@ def test_create_completes_a_half_made_fence(txmq, database, tmp_path):
     assert "is created" in txmq("schema", "create", "--database", database).stdout
 
 
-def test_create_says_why_a_fence_cannot_be_used(txmq, database, tmp_path):
+def test_create_refuses_a_fence_of_an_unknown_version(txmq, database, tmp_path):
     assert txmq("schema", "create", "--database", database).exit_code == 0
     connection = sqlite3.connect(tmp_path / "bank.db")
     connection.execute("UPDATE txmq_fence_mark SET version = 7")
@@ -52,7 +52,7 @@ def test_create_says_why_a_fence_cannot_be_used(txmq, database, tmp_path):
     assert "version 7" in result.stderr
 
 
-def test_the_statements_make_the_same_tables(txmq, database, tmp_path):
+def test_the_printed_fence_statements_make_the_same_tables_as_create(txmq, database, tmp_path):
     printed = txmq("schema", "sql", "--dialect", "sqlite").stdout
     connection = sqlite3.connect(tmp_path / "bank.db")
     connection.executescript(printed)
@@ -61,7 +61,7 @@ def test_the_statements_make_the_same_tables(txmq, database, tmp_path):
     assert " exists in" in txmq("schema", "create", "--database", database).stdout
 
 
-def test_create_makes_what_is_asked_for(txmq, database, tmp_path):
+def test_create_makes_all_requested_tables(txmq, database, tmp_path):
     first = txmq("schema", "create", "done", "fence", "--done", "seen", "--database", database)
     second = txmq("schema", "create", "done", "--done", "seen", "--database", database)
 
@@ -72,7 +72,7 @@ def test_create_makes_what_is_asked_for(txmq, database, tmp_path):
     assert {"txmq_fence", "seen", "seen_time"} <= tables(tmp_path)
 
 
-def test_the_statements_of_what_is_done_make_it(txmq, database, tmp_path):
+def test_the_printed_statements_create_the_done_table(txmq, database, tmp_path):
     printed = txmq("schema", "sql", "done", "--dialect", "sqlite").stdout
     connection = sqlite3.connect(tmp_path / "bank.db")
     connection.executescript(printed)
@@ -83,7 +83,7 @@ def test_the_statements_of_what_is_done_make_it(txmq, database, tmp_path):
     assert "txmq_done exists" in made.stdout
 
 
-def test_what_was_done_long_ago_is_cleaned(txmq, database, tmp_path):
+def test_clean_removes_old_rows_of_the_done_table(txmq, database, tmp_path):
     assert txmq("schema", "create", "done", "--database", database).exit_code == 0
     connection = sqlite3.connect(tmp_path / "bank.db")
     now = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
@@ -100,7 +100,7 @@ def test_what_was_done_long_ago_is_cleaned(txmq, database, tmp_path):
     connection.close()
 
 
-def test_but_not_what_can_come_again(txmq, database):
+def test_clean_refuses_an_age_within_the_redelivery_horizon(txmq, database):
     assert txmq("schema", "create", "done", "--database", database).exit_code == 0
     command = ["schema", "clean", "--older-than", "3d", "--database", database]
 
@@ -110,7 +110,7 @@ def test_but_not_what_can_come_again(txmq, database):
     assert "still needed" in refused.stderr
 
 
-def test_cleaning_what_is_not_there_says_how_to_make_it(txmq, database):
+def test_clean_without_a_done_table_says_how_to_create_it(txmq, database):
     refused = txmq("schema", "clean", "--older-than", "7d", "--database", database)
 
     assert refused.exit_code == 1
@@ -128,7 +128,7 @@ def test_cleaning_what_is_not_there_says_how_to_make_it(txmq, database):
         (["sql", "--dialect", "sqlite", "--fence", "a b"], "not a plain name"),
     ],
 )
-def test_what_cannot_be_is_told_in_a_line(txmq, words, complaint):
+def test_invalid_schema_options_are_refused_in_one_line(txmq, words, complaint):
     result = txmq("schema", *words)
 
     assert result.exit_code == 2, result.output
@@ -136,14 +136,14 @@ def test_what_cannot_be_is_told_in_a_line(txmq, words, complaint):
     assert len(result.stderr.strip().splitlines()) == 1
 
 
-def test_a_database_that_is_not_there(txmq):
+def test_create_at_an_unreachable_database_exits_1(txmq):
     result = txmq("schema", "create", "--database", "postgresql://nobody@127.0.0.1:1/none")
 
     assert result.exit_code == 1
     assert "could not be made" in result.stderr
 
 
-def test_a_password_is_not_shown(txmq):
+def test_errors_do_not_show_the_database_password(txmq):
     url = "postgresql://u:secret@127.0.0.1:1/none"
 
     assert "secret" not in txmq("schema", "create", "--database", url).output
@@ -159,7 +159,9 @@ def test_create_makes_an_outbox(txmq, database, tmp_path):
     assert "txmq_fence" not in tables(tmp_path)
 
 
-def test_the_statements_of_an_outbox_make_it(txmq, database, tmp_path):
+def test_create_names_missing_slots_of_an_outbox_made_by_the_printed_statements(
+    txmq, database, tmp_path
+):
     printed = txmq("schema", "sql", "outbox", "--dialect", "sqlite").stdout
     connection = sqlite3.connect(tmp_path / "bank.db")
     connection.executescript(printed)
@@ -183,7 +185,7 @@ BETTER = "pip install mysqlclient, or pip install pymysql and write mysql+pymysq
 def test_a_missing_driver_is_named_with_its_package(txmq, monkeypatch, scheme, driver, install):
     monkeypatch.setitem(sys.modules, driver, None)
 
-    found = txmq("schema", "create", "--database", f"{scheme}://user@host/bank")
+    result = txmq("schema", "create", "--database", f"{scheme}://user@host/bank")
 
-    assert (found.exit_code, found.stdout) == (2, "")
-    assert found.stderr == f"txmq: the database's driver {driver} is not installed: {install}\n"
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == f"txmq: the database's driver {driver} is not installed: {install}\n"

@@ -19,9 +19,9 @@ CHECKOUT = Path(__file__).parents[3]
 
 
 def environment(**more):
-    """What a program started from here sees: the checkout, and no settings of the developer."""
+    """The environment of a started program: the checkout, without settings of the developer."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("TXMQ_")}
-    clean.pop("PYTHONUNBUFFERED", None)  # Whoever reads a pipe must get the line all the same.
+    clean.pop("PYTHONUNBUFFERED", None)  # A reader of a pipe must get the line without it.
     return {**clean, "PYTHONPATH": str(CHECKOUT), **more}
 
 
@@ -48,7 +48,7 @@ def stopped(process, how=signal.SIGTERM):
 # What an operator reads
 
 
-def test_the_banner_says_where_data_lies_and_what_an_answer_is_worth(tmp_path):
+def test_the_banner_shows_the_data_directory_and_the_durability_of_answers(tmp_path):
     text = banner(BrokerSettings(data=str(tmp_path), advertise="10.0.0.9:10911"))
 
     assert text.splitlines() == [
@@ -64,7 +64,7 @@ def test_the_banner_says_where_data_lies_and_what_an_answer_is_worth(tmp_path):
     ]
 
 
-def test_the_banner_says_what_asynchronous_flushing_risks():
+def test_the_banner_warns_that_asynchronous_flushing_may_lose_messages():
     settings = BrokerSettings(names="a:1;b:2", data="d", store=StoreSettings(flush="async"))
 
     text = banner(settings)
@@ -83,14 +83,14 @@ def test_the_reference_has_a_row_for_every_setting():
     assert "``" not in page
 
 
-def test_the_reference_is_printed(txmq):
+def test_config_reference_prints_the_reference_page(txmq):
     result = txmq("config", "reference")
 
     assert result.exit_code == 0
     assert result.stdout == reference(describe(BrokerSettings), NAMES).rstrip("\n") + "\n"
 
 
-def test_the_help_tells_the_true_defaults(txmq):
+def test_the_help_shows_the_real_defaults(txmq):
     text = re.sub(r"[\s│]+", " ", txmq("serve", "--help").stdout)
     options = ("data", "listen", "names_listen", "name", "cluster")
 
@@ -99,7 +99,7 @@ def test_the_help_tells_the_true_defaults(txmq):
     assert "docs/reference/configuration.md" in text
 
 
-# What goes wrong before it serves
+# Errors before it serves
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_the_help_tells_the_true_defaults(txmq):
         (("--set", "retention.delete_at=99"), "retention.delete_at cannot be '99'"),
     ],
 )
-def test_a_setting_that_cannot_be_is_code_2(txmq, tmp_path, monkeypatch, arguments, text):
+def test_an_invalid_setting_exits_2(txmq, tmp_path, monkeypatch, arguments, text):
     monkeypatch.chdir(tmp_path)
 
     result = txmq("serve", *arguments, "--names-listen" if "--listen" in arguments else "--name",
@@ -134,7 +134,7 @@ def test_a_setting_that_cannot_be_is_code_2(txmq, tmp_path, monkeypatch, argumen
 
 
 @pytest.mark.parametrize("command", ["serve", "names"])
-def test_a_damaged_file_of_accounts_is_code_2(txmq, tmp_path, command):
+def test_a_malformed_accounts_file_exits_2(txmq, tmp_path, command):
     file = tmp_path / "plain_acl.yml"
     file.touch(0o600)
     file.write_text("accounts:\n- accessKey: the-shop\n  secretKey: 2026-13-01\n")
@@ -150,14 +150,14 @@ def test_a_damaged_file_of_accounts_is_code_2(txmq, tmp_path, command):
     assert "Traceback" not in result.stderr
 
 
-def test_a_mistake_in_the_environment_is_told(txmq):
+def test_an_unknown_setting_in_the_environment_is_named(txmq):
     result = txmq("serve", env={"TXMQ_STORE__FLSH": "async"})
 
     assert result.exit_code == 2
     assert "in variable TXMQ_STORE__FLSH" in result.stderr
 
 
-def test_variables_of_the_command_line_are_not_taken_for_settings(txmq, tmp_path):
+def test_environment_variables_of_command_options_are_not_settings(txmq, tmp_path):
     path = tmp_path / "t.toml"
     path.write_text("nmae = 'x'")
     environ = dict.fromkeys(not_settings(), "")
@@ -169,11 +169,11 @@ def test_variables_of_the_command_line_are_not_taken_for_settings(txmq, tmp_path
     assert f"did you mean name? (in {path})" in result.stderr
 
 
-def test_a_log_form_that_is_none_is_code_2(txmq):
+def test_an_unknown_log_format_exits_2(txmq):
     assert txmq("serve", "--log-format", "xml").exit_code == 2
 
 
-def test_an_address_that_is_taken_is_one_sentence_and_code_1(tmp_path):
+def test_an_address_in_use_prints_one_sentence_and_exits_1(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         for command in (
@@ -193,7 +193,7 @@ def test_an_address_that_is_taken_is_one_sentence_and_code_1(tmp_path):
 # Real processes
 
 
-def test_a_broker_says_when_it_is_ready_and_drains(tmp_path):
+def test_a_broker_prints_ready_and_stops_cleanly_on_a_signal(tmp_path):
     process = started(
         *("serve", "--data", "d", "--listen", "127.0.0.1:0", "--names-listen", "127.0.0.1:0"),
         *("--name", "b1", "--flush", "async", "--log-format", "json"),
@@ -217,7 +217,7 @@ def test_a_broker_says_when_it_is_ready_and_drains(tmp_path):
     assert told["started"]["ms"] >= 0
 
 
-def test_a_broker_starts_with_a_rocketmq_brokers_own_file(tmp_path):
+def test_a_broker_starts_with_a_rocketmq_configuration_file(tmp_path):
     (tmp_path / "broker.conf").write_text(
         "brokerName=b2\nlistenPort=0\nstorePathRootDir=e\nflushDiskType=ASYNC_FLUSH\n"
         "sendMessageThreadPoolNums=16\nnamesrvAddr=192.0.2.7:9876\nwarmMapedFileEnable=true\n"
@@ -238,7 +238,7 @@ def test_a_broker_starts_with_a_rocketmq_brokers_own_file(tmp_path):
     )
 
 
-def test_a_line_of_the_file_that_cannot_be_kept_is_code_2(txmq, tmp_path, monkeypatch):
+def test_a_rocketmq_setting_that_txmq_cannot_honour_exits_2(txmq, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("broker.conf").write_text("brokerName=b\nbrokerRole=MASTER\n")
 
@@ -248,7 +248,7 @@ def test_a_line_of_the_file_that_cannot_be_kept_is_code_2(txmq, tmp_path, monkey
     assert "brokerRole cannot be 'MASTER' (in broker.conf, line 2)" in result.stderr
 
 
-def test_a_directory_in_use_is_one_sentence_and_code_1(tmp_path):
+def test_a_data_directory_in_use_prints_one_sentence_and_exits_1(tmp_path):
     command = ("serve", "--data", "d", "--listen", "127.0.0.1:0", "--names-listen", "127.0.0.1:0")
     first = started(*command, cwd=tmp_path)
     try:
@@ -266,7 +266,7 @@ def test_a_directory_in_use_is_one_sentence_and_code_1(tmp_path):
     assert "Traceback" not in err
 
 
-def test_a_damaged_table_is_restored_or_refused_in_one_sentence_with_code_1(tmp_path):
+def test_a_damaged_table_is_restored_from_its_predecessor_or_the_start_exits_1(tmp_path):
     command = ("serve", "--data", "d", "--listen", "127.0.0.1:0", "--names-listen", "127.0.0.1:0")
     topics = tmp_path / "d/config/topics.json"
     predecessor = topics.with_name("topics.json.old")
@@ -311,7 +311,7 @@ def test_a_damaged_table_is_restored_or_refused_in_one_sentence_with_code_1(tmp_
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
-def test_a_name_server_alone_serves_until_it_is_told_to_stop(tmp_path, how):
+def test_a_name_server_runs_alone_until_a_signal_stops_it(tmp_path, how):
     process = started("names", "--listen", "127.0.0.1:0", "--data", "n", cwd=tmp_path)
     line = process.stdout.readline()
     host, port = line.split()[-1].rsplit(":", 1)
@@ -331,13 +331,13 @@ def test_without_typer_the_command_line_says_what_to_install(tmp_path):
     environ = environment()
     environ["PYTHONPATH"] = os.pathsep.join([str(tmp_path), str(CHECKOUT)])
 
-    found = subprocess.run(program, env=environ, capture_output=True, text=True, timeout=20)
+    result = subprocess.run(program, env=environ, capture_output=True, text=True, timeout=20)
 
-    assert (found.returncode, found.stdout) == (1, "")
-    assert found.stderr == "txmq: the command line needs typer: pip install 'txmq[cli]'\n"
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == "txmq: the command line needs typer: pip install 'txmq[cli]'\n"
 
 
-def test_asking_a_cluster_loads_no_broker_and_a_broker_no_other_command():
+def test_serve_loads_no_other_command_and_other_commands_load_no_broker():
     program = (
         "import sys\n"
         "from typer.main import get_command\n"
@@ -350,7 +350,7 @@ def test_asking_a_cluster_loads_no_broker_and_a_broker_no_other_command():
         "print(loaded('txmq.cli.topic'), loaded('txmq_broker'))\n"
     )
 
-    found = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", program],
         env=environment(),
         capture_output=True,
@@ -358,16 +358,16 @@ def test_asking_a_cluster_loads_no_broker_and_a_broker_no_other_command():
         timeout=20,
     )
 
-    assert (found.stdout, found.stderr) == ("False\nTrue False\n", "")
+    assert (result.stdout, result.stderr) == ("False\nTrue False\n", "")
 
 
-def test_a_broker_does_not_run_without_its_assertions(tmp_path):
+def test_a_broker_does_not_run_with_assertions_disabled(tmp_path):
     program = [sys.executable, "-O", "-m", "txmq", "serve", "--data", "d"]
 
-    found = subprocess.run(
+    result = subprocess.run(
         program, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=20
     )
 
-    assert (found.returncode, found.stdout) == (2, "")
-    assert "without python -O" in found.stderr
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "without python -O" in result.stderr
     assert not (tmp_path / "d").exists()

@@ -13,7 +13,7 @@ from txmq.protocol.bodies import TopicConfig
 
 @pytest.fixture
 def topic(txmq, txmq_broker):
-    """Run ``txmq topic ...`` against a real broker and say what it printed."""
+    """Run ``txmq topic ...`` against a real broker and return what it printed."""
 
     def run(*arguments, code=0):
         result = txmq("topic", *arguments, "--names", txmq_broker.names)
@@ -32,7 +32,7 @@ def asked(names, question):
 
 
 def fill(names, counts):
-    """Send messages to queues of Orders: so many to each."""
+    """Send messages to queues of Orders: a count for each queue."""
 
     async def send(admin):
         for number, count in counts.items():
@@ -57,10 +57,10 @@ def queues(names):
     return config.read_queue_nums, config.write_queue_nums
 
 
-# Making
+# Creating
 
 
-def test_a_topic_that_exists_is_not_made_again(topic, txmq_broker):
+def test_creating_an_existing_topic_is_refused(topic, txmq_broker):
     topic("create", "Orders", "--queues", 8)
 
     refused = topic("create", "Orders", "--queues", 4, code=1)
@@ -72,7 +72,7 @@ def test_a_topic_that_exists_is_not_made_again(topic, txmq_broker):
     assert queues(txmq_broker.names) == (8, 8)
 
 
-def test_at_rocketmq_a_topic_is_looked_up_before_it_is_made(asking, cluster):
+def test_at_a_stock_broker_create_checks_first_that_the_topic_is_new(asking, cluster):
     cluster.brokers[0].topics["Orders"] = TopicConfig("Orders", 8, 8)
 
     refused = asking("topic", "create", "Orders")
@@ -87,7 +87,7 @@ def test_at_rocketmq_a_topic_is_looked_up_before_it_is_made(asking, cluster):
 # Changing
 
 
-def test_only_what_is_named_is_changed(topic, asking, cluster):
+def test_permit_changes_only_the_permission_at_the_named_broker(topic, asking, cluster):
     cluster.add_topic("Orders", queues=3)
     for broker in cluster.brokers:
         broker.topics["Orders"].order = True
@@ -99,7 +99,7 @@ def test_only_what_is_named_is_changed(topic, asking, cluster):
     assert (a.perm, b.perm, b.read_queue_nums, b.order) == (6, 4, 3, True)
 
 
-def test_more_queues_are_simply_there(topic, txmq_broker):
+def test_queues_can_be_added_without_a_further_option(topic, txmq_broker):
     topic("create", "Orders", "--queues", 1)
 
     assert topic("update", "Orders", "--queues", 2) == "topic Orders at broker-a: 2 queues, rw\n"
@@ -115,16 +115,16 @@ def test_more_queues_are_simply_there(topic, txmq_broker):
         (("update", "Orders", "--queues", 2, "--broker", "x"), 1, "has nothing at broker 'x'"),
     ],
 )
-def test_a_change_that_cannot_be_made_says_why(topic, arguments, code, words):
+def test_an_invalid_topic_change_says_why(topic, arguments, code, words):
     topic("create", "Orders")
 
     assert words in topic(*arguments, code=code)
 
 
-# Taking queues away
+# Removing queues
 
 
-def test_fewer_queues_need_a_word_that_says_what_is_hidden(topic, txmq_broker):
+def test_removing_queues_is_refused_with_a_count_of_the_hidden_messages(topic, txmq_broker):
     topic("create", "Orders", "--queues", 4)
     fill(txmq_broker.names, {0: 2, 2: 1, 3: 5})
     consume(txmq_broker.names, "billing", {2: 1, 3: 3})
@@ -140,7 +140,7 @@ def test_fewer_queues_need_a_word_that_says_what_is_hidden(topic, txmq_broker):
     assert queues(txmq_broker.names) == (4, 4)
 
 
-def test_queues_go_in_two_steps_once_they_are_consumed(topic, txmq_broker):
+def test_shrink_removes_queues_in_two_steps_once_they_are_consumed(topic, txmq_broker):
     names = txmq_broker.names
     topic("create", "Orders", "--queues", 3)
     fill(names, {1: 1, 2: 2})
@@ -163,7 +163,7 @@ def test_queues_go_in_two_steps_once_they_are_consumed(topic, txmq_broker):
     assert queues(names) == (1, 1)
 
 
-def test_what_no_group_consumes_is_not_hidden_either(topic, txmq_broker):
+def test_shrink_keeps_queues_whose_messages_no_group_has_consumed(topic, txmq_broker):
     topic("create", "Orders", "--queues", 2)
     fill(txmq_broker.names, {1: 1})
     shrink = ("update", "Orders", "--queues", 1, "--shrink")
@@ -174,7 +174,7 @@ def test_what_no_group_consumes_is_not_hidden_either(topic, txmq_broker):
     )
 
 
-def test_empty_queues_still_go_in_two_steps(topic, txmq_broker):
+def test_shrink_removes_even_empty_queues_in_two_steps(topic, txmq_broker):
     topic("create", "Orders", "--queues", 2)
 
     assert "The others are empty." in topic("update", "Orders", "--queues", 1, code=1)
@@ -192,9 +192,9 @@ def test_topics_are_listed_with_queues_permission_and_messages(topic, txmq_broke
     topic("create", "Archive", "--queues", 1, "--perm", "r")
     fill(txmq_broker.names, {0: 1, 1: 2})
 
-    found = json.loads(topic("list", "--json"))
+    rows = json.loads(topic("list", "--json"))
 
-    assert found == [
+    assert rows == [
         {"topic": "Archive", "read_queues": 1, "write_queues": 1, "permission": "r", "messages": 0},
         {"topic": "Orders", "read_queues": 2, "write_queues": 2, "permission": "rw", "messages": 3},
     ]
@@ -203,7 +203,7 @@ def test_topics_are_listed_with_queues_permission_and_messages(topic, txmq_broke
     assert lines[2:] == [["Archive", "1", "1", "r", "0"], ["Orders", "2", "2", "rw", "3"]]
 
 
-def test_a_broker_that_refuses_hides_no_topic(asking, cluster):
+def test_topic_list_still_shows_topics_of_brokers_that_refuse_details(asking, cluster):
     cluster.add_topic("Orders", queues=2)
     cluster.replies[21] = lambda request: command.answer(request, 1, remark="no")
 

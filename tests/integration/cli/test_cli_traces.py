@@ -33,7 +33,7 @@ def traced(cluster, records, times=1):
         broker.store(TRACES, 0, head, trace.encode(records), render({"KEYS": "M1 M2"}), 0)
 
 
-def test_a_message_is_followed_by_its_traces(asking, cluster):
+def test_message_trace_shows_the_events_of_a_message_in_order(asking, cluster):
     traced(cluster, RECORDS, times=2)
 
     result = asking("message", "trace", "Orders", "M1")
@@ -50,20 +50,20 @@ def test_a_message_is_followed_by_its_traces(asking, cluster):
     assert lines[5][-4:] == ["no", "15", "timed", "out"]
 
 
-def test_traces_are_for_programs_too(asking, cluster):
+def test_message_trace_prints_json(asking, cluster):
     traced(cluster, RECORDS)
 
-    found = json.loads(asking("message", "trace", "Orders", "M1", "--json").stdout)
+    events = json.loads(asking("message", "trace", "Orders", "M1", "--json").stdout)
 
-    assert [row["event"] for row in found] == ["sent", "decided", "begun", "handled"]
-    assert (found[0]["kind"], found[3]["outcome"]) == ("normal", "timed_out")
-    assert found[2] == {
+    assert [row["event"] for row in events] == ["sent", "decided", "begun", "handled"]
+    assert (events[0]["kind"], events[3]["outcome"]) == ("normal", "timed_out")
+    assert events[2] == {
         "event": "begun", "at_ms": 1700000000010, "region": "r", "group": "cg", "request_id": "R",
         "id": "M1", "attempts": 1, "keys": "",
     }  # fmt: skip
 
 
-def test_a_message_may_have_left_no_traces(asking, cluster):
+def test_message_trace_reports_a_message_without_traces(asking, cluster):
     traced(cluster, RECORDS)
     cluster.add_topic("Orders")
 
@@ -74,7 +74,7 @@ def test_a_message_may_have_left_no_traces(asking, cluster):
     assert asking("message", "trace", "Orders", "M1", "--trace-topic", "T").exit_code == 1
 
 
-def test_a_record_without_a_time_has_none(asking, cluster):
+def test_a_trace_record_without_a_time_is_shown_without_one(asking, cluster):
     traced(cluster, [HandlerEnd(request_id="R", id="M1", cost_ms=1, is_success=True)])
 
     assert asking("message", "trace", "Orders", "M1").stdout.split()[-4:] == [

@@ -16,7 +16,7 @@ PREPARED = 4
 
 @pytest.fixture
 def tx(txmq, txmq_broker):
-    """Run ``txmq tx ...`` and say what it printed."""
+    """Run ``txmq tx ...`` and return what it printed."""
 
     def run(*arguments, code=0):
         result = txmq("tx", *arguments, "--names", txmq_broker.names)
@@ -27,7 +27,7 @@ def tx(txmq, txmq_broker):
 
 
 def prepare(names, *ids, group="icbc"):
-    """Send half messages whose producer never says what became of them."""
+    """Send half messages whose producer never decides."""
 
     async def send():
         async with Session(names) as session:
@@ -67,16 +67,16 @@ def visible(names):
     return asyncio.run(pull())
 
 
-def test_open_transactions_are_listed_the_oldest_first(tx, txmq_broker):
+def test_open_transactions_are_listed_oldest_first(tx, txmq_broker):
     assert tx("list") == "no open transactions\n"
     prepare(txmq_broker.names, "A1", "A2")
     prepare(txmq_broker.names, "B1", group="ccb")
 
     table = tx("list").splitlines()
-    found = json.loads(tx("list", "--group", "ccb", "--json"))
+    rows = json.loads(tx("list", "--group", "ccb", "--json"))
 
     assert [line.split()[0] for line in table if line.strip()][2:] == ["A1", "A2", "B1"]
-    (only,) = found
+    (only,) = rows
     assert (only["id"], only["state"], only["group"], only["checks"]) == (
         "B1",
         "prepared",
@@ -88,7 +88,7 @@ def test_open_transactions_are_listed_the_oldest_first(tx, txmq_broker):
     assert "prepared or parked" in tx("list", "--state", "lost", code=2)
 
 
-def test_one_is_shown_with_its_message(tx, txmq_broker):
+def test_a_transaction_is_shown_with_its_message(tx, txmq_broker):
     prepare(txmq_broker.names, "A1")
     (listed,) = json.loads(tx("list", "--json"))
 
@@ -100,20 +100,20 @@ def test_one_is_shown_with_its_message(tx, txmq_broker):
     assert "no transaction A2 is open" in tx("show", "A2", code=1)
 
 
-def test_one_is_committed_and_one_rolled_back_for_a_reason(tx, txmq_broker):
+def test_transactions_are_committed_and_rolled_back_with_a_reason(tx, txmq_broker):
     prepare(txmq_broker.names, "A1", "A2")
 
-    said = tx("commit", "A1", "--reason", "in the books", "--operator", "ann", "--yes")
-    told = tx("rollback", "A2", "--reason", "never paid", "--yes", "--json")
+    committed = tx("commit", "A1", "--reason", "in the books", "--operator", "ann", "--yes")
+    rolled_back = tx("rollback", "A2", "--reason", "never paid", "--yes", "--json")
 
-    assert said == "transaction A1 is committed at broker-a by ann\n"
-    assert json.loads(told)["decision"] == "rollback"
+    assert committed == "transaction A1 is committed at broker-a by ann\n"
+    assert json.loads(rolled_back)["decision"] == "rollback"
     assert visible(txmq_broker.names) == [b"transfer A1"]
     assert tx("list") == "no open transactions\n"
     assert "no transaction A1 is open" in tx("rollback", "A1", "--reason", "x", "--yes", code=1)
 
 
-def test_a_decision_needs_a_reason_and_a_yes(tx, txmq_broker, terminal):
+def test_a_decision_needs_a_reason_and_a_confirmation(tx, txmq_broker, terminal):
     prepare(txmq_broker.names, "A1")
 
     assert "--reason" in tx("commit", "A1", "--yes", code=2)

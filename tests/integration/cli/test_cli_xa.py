@@ -1,4 +1,4 @@
-"""What ``txmq xa`` refuses before it has a database; what it does with one stands beside XA."""
+"""What ``txmq xa`` refuses without a database; its work on databases is tested with XA."""
 
 import builtins
 
@@ -21,7 +21,7 @@ GONE = "postgresql://u:secret@127.0.0.1:1/none"
         (["--database", f"a={GONE}", "--fence", "a b"], "not a plain name"),
     ],
 )
-def test_what_cannot_be_is_told_in_a_line(txmq, command, words, complaint):
+def test_invalid_xa_options_are_refused_in_one_line(txmq, command, words, complaint):
     result = txmq("xa", command, *words)
 
     assert result.exit_code == 2, result.output
@@ -31,7 +31,7 @@ def test_what_cannot_be_is_told_in_a_line(txmq, command, words, complaint):
 
 
 @pytest.mark.parametrize("command", ["list", "recover"])
-def test_a_database_that_is_not_there(txmq, command):
+def test_an_unreachable_database_exits_1_and_hides_its_password(txmq, command):
     result = txmq("xa", command, "--database", f"a={GONE}")
 
     assert result.exit_code == 1
@@ -39,13 +39,13 @@ def test_a_database_that_is_not_there(txmq, command):
     assert "secret" not in result.output
 
 
-def test_databases_may_stand_in_a_variable(txmq, monkeypatch):
+def test_xa_databases_can_come_from_the_environment(txmq, monkeypatch):
     monkeypatch.setenv("TXMQ_XA_DATABASES", f"a={GONE} b=sqlite:///bank.db")
 
     assert "b is not a PostgreSQL" in txmq("xa", "list").stderr
 
 
-def test_without_the_extra_it_is_said_what_to_install(txmq, monkeypatch):
+def test_without_the_sql_extra_xa_says_what_to_install(txmq, monkeypatch):
     real = builtins.__import__
 
     def lacking(name, *rest):

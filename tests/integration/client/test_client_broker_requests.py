@@ -1,4 +1,4 @@
-"""What brokers ask of a client, asked by an operator through a real broker."""
+"""Requests of brokers to a client, made by an operator through a real broker."""
 
 import contextlib
 
@@ -23,7 +23,7 @@ FROM_FIRST = ConsumerSettings(start=StartFrom.FIRST)
 
 @contextlib.asynccontextmanager
 async def reading(handler, settings=FROM_FIRST, messages=3):
-    """A consumer that has a topic of one queue to itself, and an operator beside it."""
+    """The only consumer of a topic of one queue, and an operator."""
     async with embedded() as broker, Client(broker.names) as mine, Client(broker.names) as operator:
         await operator.admin.create_topic(TOPIC, queues=1)
         for number in range(messages):
@@ -39,19 +39,19 @@ def ask(broker, operator, code, header, **more):
 
 
 @run_by(in_loop)
-async def test_reset_offsets_give_the_messages_again():
+async def test_an_offset_reset_delivers_the_messages_again():
     bodies = []
     async with reading(lambda message: bodies.append(message.body)) as (_, consumer, operator):
         await until(lambda: len(bodies) == 3)
         await consumer.commit()
         await operator.admin.reset_offset(GROUP, TOPIC, 0)
         await until(lambda: len(bodies) == 6)
-        # Messages of one queue are handled side by side, by threads as fast as they are.
+        # Threads handle the messages of one queue concurrently, in any order.
         assert sorted(bodies[:3]) == sorted(bodies[3:]) == [b"0", b"1", b"2"]
 
 
 @run_by(in_loop)
-async def test_a_consumer_says_how_far_it_is():
+async def test_a_consumer_reports_its_offsets():
     bodies = []
     async with reading(lambda m: bodies.append(m.body)) as (broker, consumer, operator):
         queue = Queue(TOPIC, "broker-a", 0)
@@ -65,7 +65,7 @@ async def test_a_consumer_says_how_far_it_is():
 
 
 @run_by(in_loop)
-async def test_a_consumer_says_what_it_does():
+async def test_a_consumer_reports_its_running_info():
     async with reading(lambda message: None) as (broker, consumer, operator):
         queue = Queue(TOPIC, "broker-a", 0)
         await until(lambda: consumer.positions().get(queue) == 3)
@@ -73,10 +73,10 @@ async def test_a_consumer_says_what_it_does():
         answer = await ask(broker, operator, RequestCode.GET_CONSUMER_RUNNING_INFO, header)
         shown = fastjson.loads(answer.body)
         assert shown["properties"]["PROP_CONSUMEORDERLY"] == "false"
-        topics = {each["topic"] for each in shown["subscriptionSet"]}
+        topics = {entry["topic"] for entry in shown["subscriptionSet"]}
         assert topics == {TOPIC, f"%RETRY%{GROUP}"}
         held = read_queue_map(answer.body, "mqTable", dict)
-        mine = next(each for q, each in held.items() if q.topic == TOPIC)
+        mine = next(entry for q, entry in held.items() if q.topic == TOPIC)
         assert mine["commitOffset"] == 3
         assert mine["cachedMsgCount"] == 0
 
@@ -91,7 +91,7 @@ async def test_a_consumer_says_what_it_does():
     ],
 )
 @run_by(in_loop)
-async def test_an_operator_has_one_message_handled(verdict, result):
+async def test_an_operator_has_a_consumer_handle_one_message(verdict, result):
     by_hand = []
 
     async def handle(message):
@@ -126,7 +126,7 @@ class Mute:
 
 
 @run_by(in_loop)
-async def test_who_is_not_here_cannot_be_asked():
+async def test_running_info_of_a_group_without_a_consumer_is_refused():
     async with embedded() as broker, Client(broker.names) as client:
         await client.join(Mute())
         client.consumer = lambda group: Mute() if group == "mute" else None

@@ -34,22 +34,22 @@ WHY = {"reason": "the account is open again", "operator": "ann"}
 
 
 def letter(body=b"x", *, topic="Transfers", keys=(), dead=DEAD, **named):
-    """What a broker would put among the dead letters."""
+    """A dead letter as a broker stores it."""
     named = {"RETRY_TOPIC": topic, "ORIGIN_MESSAGE_ID": "0A" * 16} | named
     named = {name: value for name, value in named.items() if value}
     return Message(topic=dead, body=body, tags="pay", keys=keys, properties=named)
 
 
 async def read(admin, **more):
-    return [each async for each in admin.dead_letters("g", **more)]
+    return [dead async for dead in admin.dead_letters("g", **more)]
 
 
-def bodies(found):
-    return [each.body for each in found]
+def bodies(letters):
+    return [dead.body for dead in letters]
 
 
 def told_time(stage, time_ms=7):
-    """The fake has no answer of its own to this question."""
+    """Make the fake broker answer the query for its earliest time."""
     stage.cluster.replies[RequestCode.GET_EARLIEST_MSG_STORETIME] = lambda request: command.answer(
         request, 0, headers.TimestampAnswer(time_ms)
     )
@@ -77,7 +77,7 @@ def with_broker(scenario):
 
 
 @staged(brokers=2)
-async def test_groups_are_counted_at_each_broker(stage):
+async def test_dead_letters_are_counted_by_group_and_broker(stage):
     a, b = stage.cluster.add_topic(DEAD, queues=1)
     stage.cluster.add_topic("%DLQ%h", queues=1)
     stage.cluster.add_topic("Transfers")
@@ -85,29 +85,29 @@ async def test_groups_are_counted_at_each_broker(stage):
     for queue in (a, a, b):
         await stage.admin.send(letter(), queue)
 
-    found = await stage.admin.dead_letter_groups()
+    groups = await stage.admin.dead_letter_groups()
 
-    assert [(each.group, each.messages, each.by_broker) for each in found] == [
+    assert [(group.group, group.messages, group.by_broker) for group in groups] == [
         ("g", 3, {"broker-a": 2, "broker-b": 1}),
         ("h", 0, {"broker-a": 0, "broker-b": 0}),
     ]
-    assert (found[0].oldest_ms, found[0].newest_ms, found[0].closed_at) == (7, 5, ())
-    assert (found[1].oldest_ms, found[1].newest_ms) == (None, None)
+    assert (groups[0].oldest_ms, groups[0].newest_ms, groups[0].closed_at) == (7, 5, ())
+    assert (groups[1].oldest_ms, groups[1].newest_ms) == (None, None)
 
 
 @staged()
-async def test_a_time_a_broker_cannot_tell_is_not_shown(stage):
+async def test_an_unknown_time_of_the_oldest_dead_letter_is_none(stage):
     stage.cluster.add_topic(DEAD, queues=1)
     told_time(stage, -1)
     await stage.admin.send(letter())
 
-    (found,) = await stage.admin.dead_letter_groups("g")
+    (group,) = await stage.admin.dead_letter_groups("g")
 
-    assert (found.messages, found.oldest_ms) == (1, None)
+    assert (group.messages, group.oldest_ms) == (1, None)
 
 
 @staged()
-async def test_a_group_that_never_had_one_is_left_out(stage):
+async def test_a_group_that_never_had_a_dead_letter_is_not_listed(stage):
     stage.cluster.add_topic(DEAD)
 
     assert await stage.admin.dead_letter_groups("h") == []
@@ -116,23 +116,23 @@ async def test_a_group_that_never_had_one_is_left_out(stage):
 
 
 @with_broker
-async def test_a_real_broker_tells_how_old_they_are(admin):
+async def test_a_real_broker_reports_the_age_of_dead_letters(admin):
     assert (await admin.dead_letter_groups("g"))[0].messages == 0
     await admin.send(letter(b"1"))
     await admin.send(letter(b"2"))
     first, second = await read(admin)
 
-    (found,) = await admin.dead_letter_groups()
+    (group,) = await admin.dead_letter_groups()
 
-    assert (found.group, found.messages) == ("g", 2)
-    assert (found.oldest_ms, found.newest_ms) == (first.stored_ms, second.stored_ms)
+    assert (group.group, group.messages) == ("g", 2)
+    assert (group.oldest_ms, group.newest_ms) == (first.stored_ms, second.stored_ms)
 
 
 # Reading
 
 
 @staged(brokers=2)
-async def test_all_brokers_dead_letters_come_oldest_first(stage):
+async def test_dead_letters_of_all_brokers_come_oldest_first(stage):
     a, b = stage.cluster.add_topic(DEAD, queues=1)
     clock = stage.world.machine("server").clock
     for number, queue in enumerate((b, a, a, b, a)):
@@ -145,7 +145,7 @@ async def test_all_brokers_dead_letters_come_oldest_first(stage):
 
 
 @staged()
-async def test_they_are_fetched_a_page_at_a_time(stage):
+async def test_dead_letters_are_fetched_in_pages(stage):
     (queue,) = stage.cluster.add_topic(DEAD, queues=1)
     for number in range(70):
         await stage.admin.send(letter(b"%d" % number), queue)
@@ -156,7 +156,7 @@ async def test_they_are_fetched_a_page_at_a_time(stage):
 
 
 @staged()
-async def test_they_are_chosen_by_time_and_by_topic(stage):
+async def test_dead_letters_are_filtered_by_time_and_topic(stage):
     (queue,) = stage.cluster.add_topic(DEAD, queues=1)
     clock = stage.world.machine("server").clock
     times = []
@@ -164,7 +164,7 @@ async def test_they_are_chosen_by_time_and_by_topic(stage):
         clock.jump(10)
         times.append(clock.wall_ms())
         await stage.admin.send(letter(b"%d" % number, topic=f"T{number % 2}"), queue)
-    stored = [each.stored_ms for each in await read(stage.admin)]
+    stored = [dead.stored_ms for dead in await read(stage.admin)]
 
     assert times[0] <= stored[0]
     assert bodies(await read(stage.admin, begin_ms=stored[1])) == [b"1", b"2", b"3"]
@@ -175,20 +175,20 @@ async def test_they_are_chosen_by_time_and_by_topic(stage):
 
 
 @staged()
-async def test_those_that_arrive_while_they_are_read_are_left_for_the_next_time(stage):
+async def test_dead_letters_that_arrive_during_a_read_are_left_for_the_next_read(stage):
     (queue,) = stage.cluster.add_topic(DEAD, queues=1)
     await stage.admin.send(letter(b"0"), queue)
-    found = []
+    read_bodies = []
 
-    async for each in stage.admin.dead_letters("g"):
-        found.append(each.body)
+    async for dead in stage.admin.dead_letters("g"):
+        read_bodies.append(dead.body)
         await stage.admin.send(letter(b"again"), queue)
 
-    assert found == [b"0"]
+    assert read_bodies == [b"0"]
 
 
 @staged()
-async def test_a_group_without_the_topic_has_none(stage):
+async def test_a_group_without_a_dead_letter_topic_has_no_dead_letters(stage):
     stage.cluster.add_topic("Transfers")
 
     assert await read(stage.admin) == []
@@ -197,7 +197,7 @@ async def test_a_group_without_the_topic_has_none(stage):
 
 
 @staged()
-async def test_dead_letters_that_may_not_be_read_say_how_to_allow_it(stage):
+async def test_unreadable_dead_letters_raise_an_error_with_the_permit_command(stage):
     stage.cluster.add_topic(DEAD, queues=1, perm=int(Perm.WRITE))
     told_time(stage)
     await stage.admin.send(letter())
@@ -206,22 +206,22 @@ async def test_dead_letters_that_may_not_be_read_say_how_to_allow_it(stage):
         await read(stage.admin)
 
     assert f"txmq topic permit '{DEAD}' rw --broker broker-a" in str(refused.value)
-    (found,) = await stage.admin.dead_letter_groups()
-    assert (found.messages, found.closed_at) == (1, ("broker-a",))
+    (group,) = await stage.admin.dead_letter_groups()
+    assert (group.messages, group.closed_at) == (1, ("broker-a",))
 
 
 @with_broker
-async def test_dead_letters_are_shown_although_their_topic_permits_writing_only(admin):
+async def test_a_real_broker_shows_dead_letters_of_a_write_only_topic(admin):
     await admin.create_topic(DEAD, queues=1, perm=int(Perm.WRITE))
     await admin.send(letter())
 
     assert bodies(await read(admin)) == [b"x"]
-    (found,) = await admin.dead_letter_groups()
-    assert (found.messages, found.closed_at) == (1, ())
+    (group,) = await admin.dead_letter_groups()
+    assert (group.messages, group.closed_at) == (1, ())
 
 
 @with_broker
-async def test_one_is_found_by_each_of_its_ids(admin):
+async def test_a_dead_letter_is_found_by_each_of_its_ids(admin):
     await admin.create_topic("Transfers", queues=1)
     first = await admin.send(Message(topic="Transfers", body=b"x"))
     dead = await admin.send(letter(UNIQ_KEY=first.id, ORIGIN_MESSAGE_ID=first.offset_id))
@@ -229,7 +229,7 @@ async def test_one_is_found_by_each_of_its_ids(admin):
 
     for name in (first.id, dead.offset_id, first.offset_id):
         assert (await admin.dead_letter("g", name)).offset_id == dead.offset_id
-    # The place it was first stored at holds nothing any more.
+    # Its first place no longer holds a message.
     assert (await admin.dead_letter("g", "0A" * 16)).offset_id == gone.offset_id
     for name in ("nobody", "0B" * 16, dead.offset_id[:-2] + "01"):
         with pytest.raises(NotFound, match="no dead letter"):
@@ -237,7 +237,7 @@ async def test_one_is_found_by_each_of_its_ids(admin):
 
 
 @with_broker
-async def test_of_one_that_died_twice_the_second_is_meant(admin):
+async def test_the_id_of_a_message_that_died_twice_finds_the_newer_dead_letter(admin):
     await admin.send(letter(b"1", UNIQ_KEY="A1"))
     again = await admin.send(letter(b"2", UNIQ_KEY="A1"))
 
@@ -245,7 +245,7 @@ async def test_of_one_that_died_twice_the_second_is_meant(admin):
 
 
 @staged()
-async def test_an_id_that_looks_like_a_place_elsewhere_is_asked_of_nobody_there(stage):
+async def test_an_offset_id_of_a_foreign_address_is_never_looked_up_there(stage):
     stage.cluster.add_topic(DEAD, queues=1)
 
     with pytest.raises(NotFound):
@@ -258,7 +258,7 @@ async def test_an_id_that_looks_like_a_place_elsewhere_is_asked_of_nobody_there(
 
 
 @with_broker
-async def test_a_copy_goes_to_the_group_alone_and_says_why(admin):
+async def test_a_resent_copy_goes_only_to_its_group_and_carries_the_reason(admin):
     await admin.send(letter(b"pay", keys=("t-17", "u"), UNIQ_KEY="A1", colour="red"))
     (dead,) = await read(admin)
 
@@ -280,7 +280,7 @@ async def test_a_copy_goes_to_the_group_alone_and_says_why(admin):
 
 
 @with_broker
-async def test_one_is_not_resent_twice_unless_it_must_be(admin):
+async def test_a_dead_letter_is_resent_twice_only_with_force(admin):
     await admin.send(letter())
     (dead,) = await read(admin)
     assert await admin.resent_copy("g", dead) is None
@@ -295,7 +295,7 @@ async def test_one_is_not_resent_twice_unless_it_must_be(admin):
 
 
 @with_broker
-async def test_a_copy_that_died_again_is_another_dead_letter(admin):
+async def test_a_resent_copy_that_died_again_is_a_new_dead_letter(admin):
     await admin.send(letter(keys=("k",)))
     (dead,) = await read(admin)
     result = await admin.resend_dead_letter("g", dead, **WHY)
@@ -311,7 +311,7 @@ async def test_a_copy_that_died_again_is_another_dead_letter(admin):
 
 
 @run_by(in_loop)
-async def test_a_consumer_of_the_group_gets_it_as_if_from_its_topic():
+async def test_a_consumer_receives_a_resent_copy_under_its_original_topic():
     async with embedded() as broker, Session(broker.names) as session:
         admin = Admin(session)
         await admin.create_topic("Transfers", queues=1)
@@ -334,7 +334,7 @@ async def test_a_consumer_of_the_group_gets_it_as_if_from_its_topic():
 
 
 @staged()
-async def test_what_earlier_ways_left_on_it_stays_behind(stage):
+async def test_a_resent_copy_drops_properties_of_earlier_deliveries(stage):
     stage.cluster.add_topic(DEAD, queues=1)
     stage.cluster.add_topic(RETRY, queues=1)
     worn = dict.fromkeys(
@@ -348,13 +348,15 @@ async def test_what_earlier_ways_left_on_it_stays_behind(stage):
 
     (stored,) = stage.cluster.brokers[0].queues[RETRY, 0]
     assert not worn.keys() & stored.property_map().keys()
-    asked = [each for _, code, each in stage.cluster.asked if code == RequestCode.SEND_MESSAGE_V2]
-    # Older RocketMQ fails where the last of these is left out.
+    asked = [
+        fields for _, code, fields in stage.cluster.asked if code == RequestCode.SEND_MESSAGE_V2
+    ]
+    # Older RocketMQ fails if the last of these is missing.
     assert (asked[-1]["j"], asked[-1]["l"]) == ("0", "16")
 
 
 @staged()
-async def test_what_its_consumers_go_by_stays_the_same_without_keys(stage):
+async def test_the_copy_of_a_dead_letter_without_keys_has_its_id_as_key(stage):
     stage.cluster.add_topic(DEAD, queues=1)
     await stage.admin.send(letter(UNIQ_KEY="A1"))
     (dead,) = await read(stage.admin)
@@ -366,7 +368,7 @@ async def test_what_its_consumers_go_by_stays_the_same_without_keys(stage):
 
 
 @staged(brokers=2)
-async def test_a_copy_goes_to_the_broker_that_has_the_dead_letter(stage):
+async def test_a_resent_copy_goes_to_the_broker_that_has_the_dead_letter(stage):
     _, b = stage.cluster.add_topic(DEAD, queues=1)
     stage.cluster.add_topic(RETRY, queues=1)
     await stage.admin.send(letter(), b)
@@ -376,7 +378,7 @@ async def test_a_copy_goes_to_the_broker_that_has_the_dead_letter(stage):
         RETRY, "broker-b", 0
     )
 
-    # And to another where that one does not know the group's retry topic.
+    # It goes to another broker if that one does not know the group's retry topic.
     del stage.cluster.brokers[1].topics[RETRY]
     stage.session.forget(RETRY)
     result = await stage.admin.resend_dead_letter("g", dead, force=True, **WHY)
@@ -384,7 +386,7 @@ async def test_a_copy_goes_to_the_broker_that_has_the_dead_letter(stage):
 
 
 @staged()
-async def test_a_broker_that_keeps_it_dead_does_not_do_so_unseen(stage):
+async def test_a_resent_copy_that_lands_in_the_dead_letter_topic_raises_an_error(stage):
     stage.cluster.add_topic(DEAD, queues=1)
     stage.cluster.add_topic(RETRY, queues=1)
     await stage.admin.send(letter())
@@ -404,7 +406,7 @@ async def test_a_broker_that_keeps_it_dead_does_not_do_so_unseen(stage):
 
 
 @staged()
-async def test_a_copy_that_cannot_be_looked_at_is_sent_all_the_same(stage):
+async def test_a_resend_succeeds_although_messages_cannot_be_viewed(stage):
     stage.cluster.add_topic(DEAD, queues=1)
     stage.cluster.add_topic(RETRY, queues=1)
     await stage.admin.send(letter())
@@ -417,7 +419,7 @@ async def test_a_copy_that_cannot_be_looked_at_is_sent_all_the_same(stage):
 
 
 @staged()
-async def test_what_cannot_be_resent_is_refused_before_anything_is_sent(stage):
+async def test_an_invalid_resend_is_refused_before_anything_is_sent(stage):
     stage.cluster.add_topic(DEAD, queues=1)
     stage.cluster.add_topic("%DLQ%h", queues=1)
     await stage.admin.send(letter())
@@ -448,7 +450,7 @@ async def test_what_cannot_be_resent_is_refused_before_anything_is_sent(stage):
 
 
 @staged()
-async def test_a_broker_that_refuses_is_heard(stage):
+async def test_a_resend_that_the_broker_refuses_raises_its_error(stage):
     stage.cluster.add_topic(DEAD, queues=1)
     stage.cluster.add_topic(RETRY, queues=1)
     await stage.admin.send(letter())

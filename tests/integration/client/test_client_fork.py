@@ -1,4 +1,4 @@
-"""What was opened before a fork is refused in the child, and goes on working in the parent."""
+"""A client opened before a fork is refused in the child, and keeps working in the parent."""
 
 import subprocess
 import sys
@@ -48,8 +48,8 @@ def said(names, program):
     return done.stdout.splitlines()
 
 
-def test_a_blocking_producer_says_so_at_once_in_a_forked_worker(names):
-    found = said(names, """
+def test_a_blocking_producer_used_in_a_forked_worker_fails_at_once(names):
+    lines = said(names, """
         with blocking.Producer("p", names) as producer:
             producer.send(message)
             in_child(lambda: producer.send(message))
@@ -57,15 +57,15 @@ def test_a_blocking_producer_says_so_at_once_in_a_forked_worker(names):
             producer.send(message)
             print("the parent goes on")
     """)  # fmt: skip
-    assert found[0].startswith("UsageError: this client was opened in process ")
+    assert lines[0].startswith("UsageError: this client was opened in process ")
     assert (
-        "open one in each process after the fork, with gunicorn in its post_fork hook" in found[0]
+        "open one in each process after the fork, with gunicorn in its post_fork hook" in lines[0]
     )
-    assert found[1:] == ["used", "the parent goes on"]
+    assert lines[1:] == ["used", "the parent goes on"]
 
 
-def test_blocking_clients_and_consumers_say_so_too(names):
-    found = said(names, """
+def test_blocking_clients_and_consumers_fail_in_a_forked_child(names):
+    lines = said(names, """
         with blocking.Client(names) as client:
             client.admin.create_topic("Orders", queues=1)
             consumer = blocking.PushConsumer("c", client)
@@ -76,11 +76,11 @@ def test_blocking_clients_and_consumers_say_so_too(names):
                 in_child(consumer.wait)
                 in_child(blocking.Producer("p", client).start)
     """)  # fmt: skip
-    assert [line.split(":")[0] for line in found] == ["UsageError"] * 4
+    assert [line.split(":")[0] for line in lines] == ["UsageError"] * 4
 
 
-def test_the_asyncio_client_says_so_too(names):
-    found = said(names, """
+def test_asyncio_clients_fail_in_a_forked_child_but_can_be_stopped(names):
+    lines = said(names, """
         async def main():
             consumer = PullConsumer("readers", names)
             pushed = PushConsumer("pushed", names)
@@ -106,11 +106,11 @@ def test_the_asyncio_client_says_so_too(names):
                 await producer.send(message)
         asyncio.run(main())
     """)  # fmt: skip
-    assert [line.split(":")[0] for line in found] == ["UsageError"] * 4 + ["used"] * 3
+    assert [line.split(":")[0] for line in lines] == ["UsageError"] * 4 + ["used"] * 3
 
 
-def test_what_is_made_before_a_fork_and_opened_after_it_has_ids_of_its_own(names):
-    found = said(names, """
+def test_a_client_opened_after_a_fork_has_its_own_ids_in_each_child(names):
+    lines = said(names, """
         client = blocking.Client(names)
 
         def use():
@@ -120,7 +120,9 @@ def test_what_is_made_before_a_fork_and_opened_after_it_has_ids_of_its_own(names
         in_child(use)
         in_child(use)
     """)  # fmt: skip
-    (one, first), (two, second) = [line.split() for line in found if line != "used"]
-    assert one != two
-    # All but the time and the count says who gave the id.
-    assert first[:20] != second[:20]
+    (first_client, first_message), (second_client, second_message) = [
+        line.split() for line in lines if line != "used"
+    ]
+    assert first_client != second_client
+    # The part before the time and the count identifies the giver of the id.
+    assert first_message[:20] != second_message[:20]

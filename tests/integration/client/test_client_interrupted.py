@@ -1,4 +1,4 @@
-"""Ctrl-C in a program that consumes: the first drains, quietly; a second ends it at once."""
+"""Ctrl-C in a consuming program: the first drains it quietly, the second ends it at once."""
 
 import os
 import signal
@@ -89,7 +89,7 @@ def names():
 
 @contextmanager
 def running(program, names):
-    """The program as a process, which is killed after 40 seconds at the latest."""
+    """The program as a process that is killed after at most 40 seconds."""
     text = textwrap.dedent(BEFORE) + textwrap.dedent(program)
     with subprocess.Popen(
         [sys.executable, "-c", text, names],
@@ -146,7 +146,7 @@ QUIET_PROGRAMS = {
 
 
 @pytest.mark.parametrize("which", QUIET_PROGRAMS)
-def test_ctrl_c_ends_a_program_that_only_waits_quietly(names, which):
+def test_ctrl_c_ends_an_idle_program_without_any_output_on_stderr(names, which):
     with running(QUIET_PROGRAMS[which], names) as program:
         assert program.stdout.readline() == "b'x'\n"
         os.kill(program.pid, signal.SIGINT)

@@ -38,7 +38,7 @@ class Listener:
 
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path, monkeypatch):
-    """The database of a test is a file of its own."""
+    """Each test has its own database file."""
     monkeypatch.chdir(tmp_path)
 
 
@@ -82,7 +82,7 @@ def pull(names):
 
 @pytest.mark.parametrize("make", [client, producer, transactions, manager, push, pull])
 @run_by(in_loop)
-async def test_what_is_started_works_until_it_is_stopped(make):
+async def test_producers_and_consumers_work_from_start_until_stop(make):
     async with embedded() as broker:
         async with Client(broker.names) as operator:
             await operator.admin.create_topic(TOPIC, queues=1)
@@ -100,7 +100,7 @@ async def test_what_is_started_works_until_it_is_stopped(make):
 
 
 @run_by(in_loop)
-async def test_a_schedule_and_a_relay_are_started_and_stopped_too():
+async def test_a_schedule_and_a_relay_are_started_and_stopped():
     async with embedded() as broker:
         schedule = ScheduledPull("scheduled", broker.names)
         schedule.on(TOPIC)(Listener().check_local_transaction)

@@ -1,4 +1,4 @@
-"""OpenTelemetry metrics of clients, through the SDK's reader in memory."""
+"""OpenTelemetry metrics of clients, read with the SDK's in-memory reader."""
 
 import contextlib
 
@@ -23,7 +23,7 @@ FROM_FIRST = ConsumerSettings(start=StartFrom.FIRST)
 
 
 class Figures:
-    """The figures by name and by some of their attributes."""
+    """The metrics by name and by some of their attributes."""
 
     def __init__(self):
         self.reader = InMemoryMetricReader()
@@ -32,13 +32,13 @@ class Figures:
 
     def points(self, name):
         data = self.reader.get_metrics_data()
-        found = [] if data is None else data.resource_metrics[0].scope_metrics[0].metrics
+        metrics = [] if data is None else data.resource_metrics[0].scope_metrics[0].metrics
         return [
-            point for metric in found if metric.name == name for point in metric.data.data_points
+            point for metric in metrics if metric.name == name for point in metric.data.data_points
         ]
 
     def counts(self, name, *attributes):
-        """The value of each point, or how often it was measured, by these attributes."""
+        """The value of each point, or its number of measurements, by these attributes."""
         return {
             tuple(point.attributes.get(attribute) for attribute in attributes): getattr(
                 point, "value", None
@@ -60,7 +60,7 @@ def message(body=b"tea"):
 
 
 @run_by(run)
-async def test_sends_and_handlers_are_measured_under_the_names_of_the_conventions():
+async def test_metrics_of_sends_and_handlers_follow_the_semantic_conventions():
     figures = Figures()
     async with measured(figures) as client:
         settings = ProducerSettings(is_traced=True)
@@ -72,10 +72,10 @@ async def test_sends_and_handlers_are_measured_under_the_names_of_the_convention
         consumer = PushConsumer("billing", client, FROM_FIRST)
 
         @consumer.on(TOPIC)
-        async def handle(found):
-            if found.body == b"bad":
+        async def handle(received):
+            if received.body == b"bad":
                 raise ValueError("it is broken")
-            return Later() if found.body == b"late" else None
+            return Later() if received.body == b"late" else None
 
         handled = "messaging.process.duration"
         async with consumer:
@@ -122,12 +122,12 @@ class Bank:
             raise RollBack("too little")
         return LocalTransactionState.COMMIT
 
-    async def check_local_transaction(self, found):
+    async def check_local_transaction(self, half):
         return LocalTransactionState.UNKNOWN
 
 
 @run_by(run)
-async def test_transactions_are_measured_by_their_states():
+async def test_transactions_are_measured_by_state():
     figures = Figures()
     async with measured(figures) as client, TransactionProducer("icbc", client, Bank()) as bank:
         for arg in ("paid", "refused"):
@@ -146,7 +146,7 @@ async def test_transactions_are_measured_by_their_states():
 
 
 @run_by(run)
-async def test_figures_are_dropped_where_nobody_collects_them():
+async def test_sends_work_when_nobody_collects_the_metrics():
     async with embedded() as broker:
         settings = ClientSettings(telemetry=Telemetry())
         async with Client(broker.names, settings) as client:

@@ -1,4 +1,4 @@
-"""Producers and a real broker in one process, and producers in bad weather."""
+"""Producers and a real broker in one process, and producers whose connections break."""
 
 import asyncio
 
@@ -18,23 +18,23 @@ from txmq_broker.testing import embedded
 
 
 async def everything(admin, topic):
-    """What is stored, by offset, of each queue."""
-    found = {}
+    """The stored bodies of each queue, in the order of their offsets."""
+    stored = {}
     for queue in (await admin.route(topic)).readable:
         offset, bodies = 0, []
         while True:
             batch = await admin.pull(queue, offset)
             if not batch.found:
                 break
-            bodies += [each.body for each in batch.messages]
+            bodies += [message.body for message in batch.messages]
             offset = batch.next_offset
-        found[queue] = bodies
-    return found
+        stored[queue] = bodies
+    return stored
 
 
 @pytest.mark.parametrize("linger", [0.0, 0.002])
 @run_by(in_loop)
-async def test_a_real_broker_stores_what_is_sent_in_every_way(linger):
+async def test_a_real_broker_stores_the_messages_of_every_send_method(linger):
     settings = ProducerSettings(linger=linger, linger_messages=7)
     async with embedded() as broker, Producer("g", broker.names, settings) as producer:
         admin = producer.client.admin
@@ -58,18 +58,18 @@ async def test_a_real_broker_stores_what_is_sent_in_every_way(linger):
             await asyncio.sleep(0.01)
             stored = await everything(admin, "T")
 
-        for each in results:
-            (got,) = (await admin.pull(each.queue, each.offset, 1)).messages
-            assert (got.id, got.offset_id) == (each.id, each.offset_id)
-            assert each.status is SendStatus.OK
+        for result in results:
+            (got,) = (await admin.pull(result.queue, result.offset, 1)).messages
+            assert (got.id, got.offset_id) == (result.id, result.offset_id)
+            assert result.status is SendStatus.OK
         assert sum(map(len, stored.values())) == len(results) + 1
         assert producer.bytes_in_flight == 0
 
 
 @pytest.mark.parametrize("linger", [0.0, 0.005])
 @pytest.mark.parametrize("seed", range(12))
-def test_in_bad_weather_what_is_told_is_true_and_nothing_is_left(seed, linger):
-    """Connections break at any time; a result means that it is there."""
+def test_every_send_result_is_true_and_nothing_leaks_when_connections_break(seed, linger):
+    """Connections break at any time; a result means that its message is stored."""
 
     async def scenario(world):
         server, client = world.machine("server"), world.machine("client")
@@ -87,11 +87,11 @@ def test_in_bad_weather_what_is_told_is_true_and_nothing_is_left(seed, linger):
 
                 async def sending(name):
                     for n in range(40):
-                        each = message(b"%d.%d" % (name, n))
+                        sent = message(b"%d.%d" % (name, n))
                         queue = queues[draw.below(6)] if draw.below(3) == 0 else None
                         try:
                             async with asyncio.timeout(draw.fraction() * 2):
-                                told.append((await producer.send(each, queue), each.body))
+                                told.append((await producer.send(sent, queue), sent.body))
                         except (TxmqError, TimeoutError):
                             pass
                         await asyncio.sleep(draw.fraction() * 0.01)
@@ -125,7 +125,7 @@ def test_in_bad_weather_what_is_told_is_true_and_nothing_is_left(seed, linger):
 
 
 @run_by(in_loop)
-async def test_traces_are_kept_where_topics_are_not_made_by_sending():
+async def test_traces_are_kept_when_topics_are_not_created_automatically():
     strict = BrokerSettings(topics=TopicDefaults(auto_create=False))
     async with embedded(strict) as broker, Client(broker.names) as client:
         await client.admin.create_topic("T", queues=1)

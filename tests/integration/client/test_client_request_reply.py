@@ -1,4 +1,4 @@
-"""Messages that ask for a reply, over a real broker, and the pure parts of them."""
+"""Requests and replies over a real broker, and their parts without I/O."""
 
 import asyncio
 import contextlib
@@ -52,11 +52,11 @@ def got(**properties):
 
 @contextlib.asynccontextmanager
 async def answering(handler, settings=None):
-    """A broker, a producer that asks, and a consumer that has its replies sent by another one."""
-    async with embedded() as broker, Client(broker.names) as mine, Client(broker.names) as other:
+    """A broker, a producer that asks, and a consumer whose replies another producer sends."""
+    async with embedded() as broker, Client(broker.names) as mine, Client(broker.names) as answerer:
         await mine.admin.create_topic(TOPIC, queues=2)
-        consumer = PushConsumer("answerers", other, FROM_FIRST)
-        async with Producer("repliers", other) as replier:
+        consumer = PushConsumer("answerers", answerer, FROM_FIRST)
+        async with Producer("repliers", answerer) as replier:
 
             @consumer.on(TOPIC)
             async def answer(message):
@@ -66,10 +66,10 @@ async def answering(handler, settings=None):
                 yield broker, asker, replier
 
 
-# Pure
+# Without I/O
 
 
-def test_a_reply_says_what_its_request_said():
+def test_a_reply_carries_the_properties_of_its_request():
     reply = reply_to(got(**ASKED), b"42", tags="Yes", properties={"a": "b", "TTL": "wrong"})
 
     assert reply == Reply(
@@ -88,14 +88,14 @@ def test_a_reply_says_what_its_request_said():
 
 
 @pytest.mark.parametrize("missing", sorted(ASKED))
-def test_a_message_that_asks_for_nothing_has_no_reply(missing):
+def test_a_message_without_reply_properties_cannot_be_replied_to(missing):
     named = {name: value for name, value in ASKED.items() if name != missing}
 
     with pytest.raises(UsageError, match="0A"):
         reply_to(got(**named), b"42")
 
 
-def test_a_question_carries_who_asks_and_for_how_long():
+def test_a_request_carries_its_sender_and_timeout():
     asked = question(Message(topic=TOPIC, body=b"?", properties={"a": "b"}), "c-1", "host@1", 0.5)
 
     assert asked.properties == {
@@ -110,7 +110,7 @@ def test_a_question_carries_who_asks_and_for_how_long():
 
 
 @run_by(run)
-async def test_a_request_needs_time_for_its_reply():
+async def test_a_request_with_a_zero_timeout_is_refused():
     async with answering(None) as (_, asker, _):
         with pytest.raises(ConfigError, match="timeout cannot be 0; it takes a duration of at"):
             await asker.request(Message(topic=TOPIC, body=b"hello"), 0)
@@ -138,14 +138,14 @@ async def test_replies_find_their_requests_in_any_order():
     async def handle(message, replier):
         waiting.append(message)
         if len(waiting) == 3:
-            for each in reversed(waiting):
-                await replier.send(reply_to(each, each.body * 2))
+            for item in reversed(waiting):
+                await replier.send(reply_to(item, item.body * 2))
 
     async with answering(handle) as (_, asker, _):
         replies = await asyncio.gather(
-            *[asker.request(Message(topic=TOPIC, body=each), 5.0) for each in (b"a", b"b", b"c")]
+            *[asker.request(Message(topic=TOPIC, body=item), 5.0) for item in (b"a", b"b", b"c")]
         )
-        assert [each.body for each in replies] == [b"aa", b"bb", b"cc"]
+        assert [item.body for item in replies] == [b"aa", b"bb", b"cc"]
 
 
 @run_by(run)
@@ -160,7 +160,7 @@ async def test_a_long_reply_travels_compressed():
 
 
 @run_by(run)
-async def test_no_reply_is_a_timeout_and_a_late_one_disturbs_nobody():
+async def test_a_missing_reply_times_out_and_a_late_reply_is_ignored():
     late = []
 
     async def handle(message, replier):
@@ -211,7 +211,7 @@ async def test_a_request_can_be_cancelled():
 
 
 @run_by(run)
-async def test_whoever_closes_waits_for_no_replies():
+async def test_closing_a_producer_fails_its_pending_requests():
     seen = []
 
     async def handle(message, replier):
@@ -226,13 +226,13 @@ async def test_whoever_closes_waits_for_no_replies():
         assert caught.value.effect is Effect.MAYBE
         with pytest.raises(UsageError, match="not open"):
             await asker.request(Message(topic=TOPIC, body=b"?"), 1.0)
-        # Nobody is there who could get it, and the broker says so.
+        # The asker is gone, and the broker says so.
         with pytest.raises(InternalError, match="not found"):
             await replier.send(reply_to(seen[0], b"hello?"))
 
 
 @run_by(run)
-async def test_a_broker_knows_who_asks_before_the_request_arrives():
+async def test_a_producer_sends_a_heartbeat_before_its_first_request():
     known = []
 
     async with embedded() as broker, Client(broker.names) as client:
@@ -258,7 +258,7 @@ async def test_a_broker_knows_who_asks_before_the_request_arrives():
 
 
 @run_by(run)
-async def test_without_a_way_to_a_broker_nothing_was_asked():
+async def test_a_request_that_reaches_no_broker_has_no_effect():
     async with embedded() as broker, Producer("askers", broker.names) as asker:
         never = asyncio.get_running_loop().create_future()
 
@@ -272,7 +272,7 @@ async def test_without_a_way_to_a_broker_nothing_was_asked():
 
 
 @run_by(run)
-async def test_a_reply_travels_in_one_way_only():
+async def test_a_reply_can_only_be_sent_with_send():
     reply = reply_to(got(**ASKED), b"42")
     settings = ProducerSettings(retries=0, timeout=1.0)
     async with embedded() as broker, Producer("repliers", broker.names, settings) as replier:
@@ -282,13 +282,13 @@ async def test_a_reply_travels_in_one_way_only():
             await replier.send_oneway(reply)
         with pytest.raises(UsageError, match=r"Producer\.send"):
             await replier.send_batch([reply])
-        # That its request came from a topic nobody has, is another matter.
+        # This one fails because the topic of its request does not exist.
         with pytest.raises(TopicNotFound):
             await replier.send(reply)
 
 
 @run_by(run)
-async def test_a_reply_counts_for_more_than_a_send_that_was_not_answered():
+async def test_a_reply_completes_a_request_whose_send_got_no_answer():
     async with embedded() as broker, Producer("askers", broker.names) as asker:
         client = asker.client
 
@@ -307,7 +307,7 @@ async def test_a_reply_counts_for_more_than_a_send_that_was_not_answered():
 
 
 @run_by(run)
-async def test_only_so_many_replies_are_awaited(monkeypatch):
+async def test_the_number_of_awaited_replies_is_limited(monkeypatch):
     monkeypatch.setattr("txmq.client.send.request_reply.REPLIES_AWAITED_MAX", 1)
     async with answering(lambda message, replier: asyncio.sleep(0)) as (_, asker, _):
         first = asyncio.create_task(asker.request(Message(topic=TOPIC, body=b"?"), 5.0))
@@ -319,7 +319,7 @@ async def test_only_so_many_replies_are_awaited(monkeypatch):
 
 
 @run_by(run)
-async def test_a_reply_is_tried_again_where_the_broker_is_lost():
+async def test_a_reply_is_retried_after_a_failed_connection():
     tried = []
 
     async def handle(message, replier):
@@ -349,17 +349,17 @@ async def test_a_reply_goes_to_the_broker_that_stored_the_request(stage):
     result = await stage.producer.send(reply_to(got(**ASKED), b"42", tags="Yes"))
 
     assert result.queue == Queue("east_REPLY_TOPIC", "broker-b", 0)
-    ((who, _, fields),) = [each for each in stage.cluster.asked if each[1] == code]
+    ((who, _, fields),) = [entry for entry in stage.cluster.asked if entry[1] == code]
     assert who == "broker-b"
     assert (fields["b"], fields["n"]) == ("east_REPLY_TOPIC", "broker-b")
     named = properties.parse(fields["i"])
     assert named.pop("UNIQ_KEY") == result.id
-    said = {name: value for name, value in ASKED.items() if name != "CLUSTER"}
-    assert named == {**said, "TAGS": "Yes", "MSG_TYPE": "reply"}
+    copied = {name: value for name, value in ASKED.items() if name != "CLUSTER"}
+    assert named == {**copied, "TAGS": "Yes", "MSG_TYPE": "reply"}
 
 
 @produced(topic=TOPIC, queues=4)
-async def test_a_broker_that_is_silent_gets_no_second_reply_after_the_time_is_up(stage):
+async def test_a_reply_is_not_retried_after_the_request_timed_out(stage):
     stage.cluster.replies[RequestCode.SEND_REPLY_MESSAGE_V2] = silent
     request = replace(got(**ASKED), queue=Queue(TOPIC, "broker-a", 3))
     before = stage.world.now()

@@ -1,4 +1,4 @@
-"""OpenTelemetry: the spans of messages, and how those who send and handle them find each other."""
+"""OpenTelemetry: the spans of messages, and the links between senders and handlers."""
 
 import asyncio
 import contextlib
@@ -38,7 +38,7 @@ class Spans:
         self.telemetry = Telemetry(self.provider)
 
     def __call__(self, name):
-        return [each for each in self.exporter.get_finished_spans() if each.name == name]
+        return [span for span in self.exporter.get_finished_spans() if span.name == name]
 
 
 @contextlib.asynccontextmanager
@@ -50,7 +50,7 @@ async def measured(spans):
 
 
 @run_by(run)
-async def test_a_handler_continues_what_the_producers_caller_began():
+async def test_a_handler_continues_the_trace_of_the_producers_caller():
     spans = Spans()
     async with measured(spans) as client:
         consumer = PushConsumer("cg", client, FROM_FIRST)
@@ -119,7 +119,7 @@ async def test_a_handler_in_a_thread_sees_its_span():
 
 
 @run_by(run)
-async def test_failures_are_recorded():
+async def test_failures_are_recorded_in_spans():
     spans, handled = Spans(), []
     async with measured(spans) as client:
         consumer = PushConsumer("cg", client, FROM_FIRST)
@@ -144,10 +144,10 @@ async def test_failures_are_recorded():
 
         assert len(spans(f"send {TOPIC}")) == 2
         refused = spans("send no/topic")
-        assert [each.status.status_code for each in refused] == [StatusCode.ERROR] * 3
+        assert [span.status.status_code for span in refused] == [StatusCode.ERROR] * 3
         assert refused[0].attributes["error.type"] == "LocalProtocolError"
         by_verdict = {
-            each.attributes.get("txmq.verdict"): each for each in spans(f"process {TOPIC}")
+            span.attributes.get("txmq.verdict"): span for span in spans(f"process {TOPIC}")
         }
         failed = by_verdict[None]
         assert failed.status.status_code is StatusCode.ERROR
@@ -157,7 +157,7 @@ async def test_failures_are_recorded():
 
 
 @run_by(run)
-async def test_batches_are_linked_to_what_sent_them():
+async def test_a_batch_span_links_to_the_spans_that_sent_its_messages():
     spans = Spans()
     settings = ConsumerSettings(start=StartFrom.FIRST, batch_max=8)
     async with measured(spans) as client:
@@ -178,11 +178,11 @@ async def test_batches_are_linked_to_what_sent_them():
         assert sent.attributes["messaging.batch.message_count"] == 3
         assert handled.attributes["messaging.batch.message_count"] == 3
         assert handled.parent is None
-        assert [each.context.span_id for each in handled.links] == [sent.context.span_id] * 3
+        assert [link.context.span_id for link in handled.links] == [sent.context.span_id] * 3
 
 
 @run_by(run)
-async def test_messages_of_strangers_have_spans_of_their_own():
+async def test_a_message_without_trace_context_starts_its_own_trace():
     spans = Spans()
     async with measured(spans) as client:
         consumer = PushConsumer("cg", client, FROM_FIRST)
@@ -201,7 +201,7 @@ async def test_messages_of_strangers_have_spans_of_their_own():
 
 
 @run_by(run)
-async def test_the_message_trace_is_not_measured():
+async def test_sending_message_traces_creates_no_spans():
     spans = Spans()
     async with measured(spans) as client:
         settings = ProducerSettings(is_traced=True)
@@ -211,7 +211,7 @@ async def test_the_message_trace_is_not_measured():
 
 
 @run_by(run)
-async def test_what_is_cancelled_has_not_failed():
+async def test_a_cancelled_handler_is_not_recorded_as_failed():
     spans, working = Spans(), asyncio.Event()
     settings = ConsumerSettings(start=StartFrom.FIRST, stop_timeout=0.0)
     async with measured(spans) as client:
@@ -232,7 +232,7 @@ async def test_what_is_cancelled_has_not_failed():
 
 
 @run_by(run)
-async def test_a_reply_stands_below_the_handler_that_sent_it():
+async def test_the_span_of_a_reply_is_a_child_of_its_handler():
     spans = Spans()
     async with measured(spans) as client, Producer("pg", client) as producer:
         consumer = PushConsumer("cg", client, FROM_FIRST)
@@ -261,7 +261,7 @@ async def test_a_reply_stands_below_the_handler_that_sent_it():
         ({"properties": {"TRAN_MSG": "true"}}, "transaction"),
     ],
 )
-def test_kinds_of_messages_have_the_conventions_names(more, kind):
+def test_message_types_follow_the_semantic_conventions(more, kind):
     about = module._described([Message(topic=TOPIC, body=b"?", **more)])
 
     assert about["messaging.rocketmq.message.type"] == kind
@@ -269,9 +269,9 @@ def test_kinds_of_messages_have_the_conventions_names(more, kind):
     assert about.get("messaging.rocketmq.message.delivery_timestamp") == more.get("deliver_at_ms")
 
 
-def test_without_the_package_there_is_no_telemetry(monkeypatch):
+def test_telemetry_needs_the_opentelemetry_package(monkeypatch):
     assert isinstance(Telemetry.if_installed(), Telemetry)
-    for name in [each for each in sys.modules if each.split(".")[0] == "opentelemetry"]:
+    for name in [loaded for loaded in sys.modules if loaded.split(".")[0] == "opentelemetry"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "path", [])
     monkeypatch.setattr(sys, "path_importer_cache", {})
@@ -281,7 +281,7 @@ def test_without_the_package_there_is_no_telemetry(monkeypatch):
         Telemetry()
 
 
-def test_nobody_imports_it_who_does_not_ask_for_it():
+def test_importing_txmq_does_not_import_opentelemetry():
     code = (
         "import sys, txmq; txmq.Producer, txmq.PushConsumer; "
         "print([each for each in sys.modules if 'opentelemetry' in each])"

@@ -1,4 +1,4 @@
-"""The message trace: its records byte for byte, how they are gathered, and what leaves them."""
+"""The message trace: its records byte for byte, how they are gathered, and who writes them."""
 
 import asyncio
 import contextlib
@@ -87,7 +87,7 @@ def test_records_are_written_as_stock_clients_write_them(record, line):
     assert trace.decode(line) == [record]
 
 
-def test_records_stand_one_behind_the_other():
+def test_records_are_concatenated_in_order():
     records = [record for record, _ in VECTORS]
     body = trace.encode(records)
 
@@ -112,7 +112,7 @@ def test_records_of_other_releases_are_read():
 
 
 @pytest.mark.parametrize("line", [b"Pub\x011\x02", PUB.replace(b"17000", b"x"), b"SubBefore\x02"])
-def test_what_is_no_record_is_refused(line):
+def test_a_malformed_record_is_refused(line):
     with pytest.raises(RemoteProtocolError, match="cannot be read"):
         trace.decode(line)
 
@@ -133,15 +133,15 @@ def test_a_trace_message_is_about_one_topic():
         ]
     )
 
-    assert [(each.keys, each.count) for each in packs] == [(("id1", "k", "l"), 2), (("id2",), 1)]
+    assert [(pack.keys, pack.count) for pack in packs] == [(("id1", "k", "l"), 2), (("id2",), 1)]
     assert packs[0].body == trace.encode([begun(1, "k"), begun(1, "k l")])
 
 
 def test_a_trace_message_has_no_more_keys_than_can_be_searched():
     packs = trace.packed([TopicRecord("A", begun(n, f"k{n}")) for n in range(40)])
 
-    assert [each.count for each in packs] == [32, 8]
-    assert all(len(each.keys) <= 64 for each in packs)
+    assert [pack.count for pack in packs] == [32, 8]
+    assert all(len(pack.keys) <= 64 for pack in packs)
     many = trace.packed([TopicRecord("A", begun(1, " ".join(f"k{n}" for n in range(100))))])
     assert len(many[0].keys) == 64
     assert many[0].keys[0] == "id1"
@@ -149,16 +149,16 @@ def test_a_trace_message_has_no_more_keys_than_can_be_searched():
     assert long[0].keys == ("id1",)
 
 
-def test_a_trace_message_is_not_too_large():
+def test_trace_messages_are_split_by_size_and_by_count():
     packs = trace.packed([TopicRecord("A", begun(1, "k" * 5000)) for _ in range(300)])
 
-    assert sum(each.count for each in packs) == 300
-    assert max(len(each.body) for each in packs) <= 100 * 1024
+    assert sum(pack.count for pack in packs) == 300
+    assert max(len(pack.body) for pack in packs) <= 100 * 1024
     small = trace.packed([TopicRecord("A", begun(1)) for _ in range(250)])
-    assert [each.count for each in small] == [100, 100, 50]
+    assert [pack.count for pack in small] == [100, 100, 50]
 
 
-def test_a_group_of_any_length_has_a_group_for_its_traces():
+def test_the_trace_group_of_a_long_group_name_is_cut_to_the_limit():
     assert trace_group("pg", "PRODUCE") == "_INNER_TRACE_PRODUCER-pg-PRODUCE"
     assert len(trace_group("p" * 255, "CONSUME")) == 255
 
@@ -167,7 +167,7 @@ def test_a_group_of_any_length_has_a_group_for_its_traces():
 
 
 class Taker:
-    """Takes traces, or does not."""
+    """Takes traces, blocks, or fails."""
 
     def __init__(self):
         self.sent = []
@@ -190,7 +190,7 @@ class Taker:
 
     @property
     def ids(self):
-        return [record.id for each in self.sent for record in trace.decode(each.body)]
+        return [record.id for message in self.sent for record in trace.decode(message.body)]
 
 
 @contextlib.asynccontextmanager
@@ -204,7 +204,7 @@ async def gathering(**more):
 
 
 @run_by(run)
-async def test_records_wait_a_moment_for_others():
+async def test_records_of_a_short_time_are_sent_together():
     async with gathering() as (gatherer, taker):
         for number in range(3):
             gatherer.note("A", begun(number))
@@ -216,14 +216,14 @@ async def test_records_wait_a_moment_for_others():
 
 
 @run_by(run)
-async def test_a_close_sends_what_waits():
+async def test_a_close_sends_waiting_records():
     async with gathering() as (gatherer, taker):
         gatherer.note("A", begun(1))
     assert taker.ids == ["id1"]
     assert gatherer.lost == 0
 
 
-def test_the_oldest_records_give_way_and_are_counted(caplog):
+def test_a_full_tracer_drops_the_oldest_records_and_counts_them(caplog):
     async def scenario():
         async with gathering(records_max=5) as (gatherer, taker):
             for number in range(9):
@@ -233,12 +233,12 @@ def test_the_oldest_records_give_way_and_are_counted(caplog):
 
     with caplog.at_level(logging.WARNING):
         run(scenario)
-    assert [each.message for each in caplog.records] == [
+    assert [entry.message for entry in caplog.records] == [
         "4 trace records are lost: RMQ_SYS_TRACE_TOPIC does not take them"
     ]
 
 
-def test_a_topic_that_takes_nothing_is_complained_of_once(caplog, monkeypatch):
+def test_a_failing_trace_topic_is_logged_once_and_again_at_the_close(caplog, monkeypatch):
     monkeypatch.setattr(tracer, "LINGER_S", 0.001)
 
     async def scenario():
@@ -251,11 +251,11 @@ def test_a_topic_that_takes_nothing_is_complained_of_once(caplog, monkeypatch):
 
     with caplog.at_level(logging.WARNING):
         run(scenario)
-    assert [each.message.split()[0] for each in caplog.records] == ["1", "2"]
+    assert [entry.message.split()[0] for entry in caplog.records] == ["1", "2"]
 
 
 @run_by(run)
-async def test_a_close_does_not_wait_long(monkeypatch):
+async def test_a_close_gives_up_on_a_slow_trace_topic(monkeypatch):
     monkeypatch.setattr(tracer, "FLUSH_S", 0.05)
 
     async with gathering() as (gatherer, taker):
@@ -268,18 +268,18 @@ async def test_a_close_does_not_wait_long(monkeypatch):
 
 
 async def traces(client, wanted, topic=TRACES):
-    """All records of the trace topic, once there are so many."""
-    found = []
+    """All records of the trace topic, once there are as many as wanted."""
+    records = []
     async with asyncio.timeout(10):
-        while len(found) < wanted:
-            found = []
+        while len(records) < wanted:
+            records = []
             with contextlib.suppress(TxmqError):
                 for queue in (await client.admin.route(topic)).readable:
                     pulled = await client.admin.pull(queue, 0)
-                    for each in pulled.messages:
-                        found += trace.decode(each.body)
+                    for message in pulled.messages:
+                        records += trace.decode(message.body)
             await asyncio.sleep(0.01)
-    return found
+    return records
 
 
 @run_by(run)
@@ -305,29 +305,29 @@ async def test_a_message_can_be_followed_from_its_producer_to_its_handler():
         async with consumer:
             await until(lambda: len(handled) == 2)
 
-        found = await traces(client, 6)
-        sent = [each for each in found if isinstance(each, SendRecord)]
-        assert {each.id for each in sent} == {result.id, bad.id}
-        first = next(each for each in sent if each.id == result.id)
+        records = await traces(client, 6)
+        sent = [record for record in records if isinstance(record, SendRecord)]
+        assert {record.id for record in sent} == {result.id, bad.id}
+        first = next(record for record in sent if record.id == result.id)
         assert (first.group, first.topic, first.tags, first.keys) == (
             "pg", TOPIC, "Paid", "o-1 o-2",
         )  # fmt: skip
         assert (first.region, first.store_host) == ("DefaultRegion", broker.address)
         assert (first.body_bytes, first.offset_id) == (5, result.offset_id)
         assert first.is_success
-        begun_ones = {each.id: each for each in found if isinstance(each, HandlerStart)}
-        ended = {each.id: each for each in found if isinstance(each, HandlerEnd)}
+        begun_ones = {record.id: record for record in records if isinstance(record, HandlerStart)}
+        ended = {record.id: record for record in records if isinstance(record, HandlerEnd)}
         assert begun_ones[result.id].request_id == ended[result.id].request_id
         assert begun_ones[result.id].group == ended[result.id].group == "cg"
         assert ended[result.id].is_success
         assert ended[bad.id].outcome is HandlerOutcome.RAISED
         assert not ended[bad.id].is_success
         by_key = await client.admin.query(TRACES, "o-2")
-        assert {each.id for record in by_key for each in trace.decode(record.body)} >= {result.id}
+        assert {record.id for pack in by_key for record in trace.decode(pack.body)} >= {result.id}
 
 
 @run_by(run)
-async def test_batches_and_failures_are_traced_too():
+async def test_batches_and_failures_are_traced():
     async with embedded() as broker, Client(broker.names) as client:
         await client.admin.create_topic(TOPIC, queues=1)
         async with Producer("pg", client, TRACED) as producer:
@@ -338,18 +338,18 @@ async def test_batches_and_failures_are_traced_too():
             with pytest.raises(TxmqError):
                 await producer.send(Message(topic="no/topic", body=b"?"))
             await producer.send_oneway(Message(topic=TOPIC, body=b"?"))
-        found = await traces(client, 4)
-        stored = [each for each in found if each.is_success]
-        (failed,) = [each for each in found if not each.is_success]
-        assert {(each.id, each.offset_id) for each in stored} == {
-            (each.id, each.offset_id) for each in results
+        records = await traces(client, 4)
+        stored = [entry for entry in records if entry.is_success]
+        (failed,) = [entry for entry in records if not entry.is_success]
+        assert {(entry.id, entry.offset_id) for entry in stored} == {
+            (entry.id, entry.offset_id) for entry in results
         }
         assert len(stored) == 3
         assert (failed.topic, failed.store_host) == ("no/topic", "")
 
 
 @run_by(run)
-async def test_a_broker_may_want_no_traces():
+async def test_a_broker_can_turn_traces_off():
     async with embedded() as broker, Client(broker.names) as client:
         await client.admin.create_topic(TOPIC, queues=1)
         async with Producer("pg", client, TRACED) as producer:
@@ -364,11 +364,11 @@ async def test_a_broker_may_want_no_traces():
             await producer.send(Message(topic=TOPIC, body=b"unseen"))
             post.on_answer = heard
             seen = await producer.send(Message(topic=TOPIC, body=b"seen"))
-        assert [each.id for each in await traces(client, 1)] == [seen.id]
+        assert [record.id for record in await traces(client, 1)] == [seen.id]
 
 
 @run_by(run)
-async def test_traces_leave_no_traces():
+async def test_sending_and_reading_traces_leaves_no_traces():
     async with embedded() as broker, Client(broker.names) as client:
         consumer = PushConsumer("watchers", client, CONSUMER_TRACED)
         handled = []
@@ -387,7 +387,7 @@ async def test_traces_leave_no_traces():
 
 
 @run_by(run)
-async def test_a_trace_topic_of_ones_own_can_be_named():
+async def test_traces_go_to_the_configured_topic():
     settings = ProducerSettings(is_traced=True, trace_topic="MyTraces", linger=0.001)
     async with embedded() as broker, Client(broker.names) as client:
         async with Producer("pg", client, settings) as producer:
@@ -397,7 +397,7 @@ async def test_a_trace_topic_of_ones_own_can_be_named():
         assert len(await traces(client, 5, "MyTraces")) == 5
 
 
-def test_half_and_delayed_messages_are_named_so():
+def test_traces_tell_half_delayed_and_normal_messages_apart():
     from txmq.client.observe.message_trace import _kind
 
     half = Message(topic=TOPIC, body=b"?", properties={"TRAN_MSG": "true"})

@@ -15,7 +15,7 @@ from txmq_broker.testing import embedded
 
 
 @run_by(in_loop)
-async def test_it_works_with_an_embedded_broker():
+async def test_a_pull_consumer_reads_and_commits_at_an_embedded_broker():
     async with embedded() as broker:
         settings = ConsumerSettings(start=StartFrom.FIRST)
         consumer = PullConsumer(GROUP, broker.names, settings)
@@ -24,19 +24,19 @@ async def test_it_works_with_an_embedded_broker():
             await consumer.client.admin.create_topic(TOPIC, queues=1)
             for number in range(50):
                 await consumer.client.admin.send(Message(topic=TOPIC, body=b"%d" % number))
-            found = []
+            received = []
             async with asyncio.timeout(30):
                 async for messages in consumer:
-                    found += bodies(messages)
-                    if len(found) == 50:
+                    received += bodies(messages)
+                    if len(received) == 50:
                         consumer.end()
-        assert found == [b"%d" % number for number in range(50)]
+        assert received == [b"%d" % number for number in range(50)]
         async with PullConsumer(GROUP, broker.names, settings) as after:
             assert await after.committed(Queue(TOPIC, "broker-a", 0)) == 50
 
 
 @run_by(in_loop)
-async def test_brokers_are_told_that_it_consumes_actively():
+async def test_a_pull_consumer_registers_as_consuming_actively():
     async with embedded() as broker:
         consumer = PullConsumer(GROUP, broker.names)
         consumer.subscribe(TOPIC)
@@ -45,6 +45,6 @@ async def test_brokers_are_told_that_it_consumes_actively():
             await admin.create_topic(TOPIC, queues=1)
             async with consumer:
                 seen = await admin.group_connections(GROUP)
-                assert [each.id for each in seen.clients] == [consumer.client.id]
+                assert [client.id for client in seen.clients] == [consumer.client.id]
                 assert seen.consume_type == "CONSUME_ACTIVELY"
                 assert seen.subscriptions == {TOPIC: "*"}

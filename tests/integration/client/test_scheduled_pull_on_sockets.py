@@ -11,16 +11,16 @@ from txmq_broker.testing import embedded
 
 
 @run_by(in_loop)
-async def test_it_works_with_an_embedded_broker():
+async def test_a_scheduled_pull_reads_from_an_embedded_broker():
     async with embedded() as broker:
-        schedule, found = ScheduledPull(GROUP, broker.names), []
-        schedule.on(TOPIC)(reading(found, 0.01))
+        schedule, received = ScheduledPull(GROUP, broker.names), []
+        schedule.on(TOPIC)(reading(received, 0.01))
         async with schedule:
             admin = schedule.consumer.client.admin
             await admin.create_topic(TOPIC, queues=2)
             for number in range(20):
                 await admin.send(Message(topic=TOPIC, body=b"%d" % number))
             async with asyncio.timeout(30):
-                while len(found) < 20:
+                while len(received) < 20:
                     await asyncio.sleep(0.01)
-        assert sorted(map(int, found)) == list(range(20))
+        assert sorted(map(int, received)) == list(range(20))

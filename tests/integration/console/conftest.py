@@ -1,4 +1,4 @@
-"""A broker, a console in a process of its own, and a visitor; modules may have others."""
+"""A broker, a console process, and a visitor; modules may define their own."""
 
 import pytest
 
@@ -20,5 +20,5 @@ def console(broker):
 
 @pytest.fixture
 def visitor(console):
-    with Visitor(console.url) as found:
-        yield found
+    with Visitor(console.url) as client:
+        yield client

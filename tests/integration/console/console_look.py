@@ -54,7 +54,7 @@ LOST_KEYS = """() => [...document.querySelectorAll(".table")].filter(box => {
 
 @contextlib.contextmanager
 def opened(browser, width=1_440, height=900, **options):
-    """A page that must not complain."""
+    """A page; any error or console message fails the test."""
     complaints = []
     context = browser.new_context(viewport={"width": width, "height": height}, **options)
     try:
@@ -98,8 +98,8 @@ def check_page(shown, address):
 
 
 def keep_picture(shown, name):
-    """Make a picture of the docs again, if TXMQ_SCREENSHOTS names their folder; without the empty
-    end of the page.
+    """Save a picture for the docs if TXMQ_SCREENSHOTS names their folder; without the empty end
+    of the page.
     """
     if folder := os.environ.get("TXMQ_SCREENSHOTS"):
         size = shown.viewport_size

@@ -1,4 +1,4 @@
-"""Owns a `txmq console` as a real process, what its visitors send, and a cluster to look at."""
+"""A `txmq console` as a real process, the requests of its visitors, and a cluster to show."""
 
 import asyncio
 import re
@@ -40,7 +40,7 @@ async def visitor(names, clock=None, **settings):
     """A visitor of a console in this process, by default without accounts."""
     given = {"origins": frozenset({ORIGIN}), "needs_login": False} | settings
     app = console_app(ConsoleSettings(names=names, **given), clock)
-    inner = app._app._app  # Behind the counts and the checks of requests.
+    inner = app._app._app  # Inside the layers that count and check requests.
     transport = httpx.ASGITransport(app)
     async with (
         inner.router.lifespan_context(inner),
@@ -52,7 +52,7 @@ async def visitor(names, clock=None, **settings):
 
 
 class ConsoleProcess:
-    """A console, on a free port if none is named; its open pages are refreshed every second."""
+    """A console, on a free port by default; its open pages refresh every second."""
 
     def __init__(self, names, *options, port=0):
         command = [sys.executable, "-m", "tests.integration.console.swift_console", "console"]
@@ -80,16 +80,16 @@ class ConsoleProcess:
         self.process.communicate(timeout=STOP_SECONDS)
 
     def stop(self):
-        """SIGTERM: answers what it has begun, and exits 0. Returns what it wrote to stderr."""
+        """Send SIGTERM: it finishes its answers and exits 0. Returns what it wrote to stderr."""
         self.process.send_signal(signal.SIGTERM)
         code = self.process.wait(STOP_SECONDS)
-        said = self.process.stderr.read()
-        assert code == 0, said
-        return said
+        errors = self.process.stderr.read()
+        assert code == 0, errors
+        return errors
 
 
 class Visitor:
-    """A browser without scripts: it keeps cookies, and sends the tokens of its pages back."""
+    """A browser without scripts: it keeps cookies, and returns the tokens of its pages."""
 
     def __init__(self, url):
         self.url = url
@@ -106,12 +106,12 @@ class Visitor:
 
     def post(self, path, page=None, **fields):
         """Fill in a form of a page, by default of the page at the same address."""
-        found = TOKEN.search(self.get(page or path).text)
-        data = ({"token": found[1]} if found else {}) | fields
+        match = TOKEN.search(self.get(page or path).text)
+        data = ({"token": match[1]} if match else {}) | fields
         return self._client.post(path, data=data, headers={"origin": self.url})
 
     def event(self, path, shown=""):
-        """The next event for a page that shows something: its name, its HTML, and its mark."""
+        """The next event for a page with a given mark: its name, its HTML, and its new mark."""
         query = {"page": path, "shown": shown}
         with self._client.stream("GET", "/live", params=query) as answer:
             assert answer.headers["content-type"].startswith("text/event-stream"), answer.read()
@@ -138,18 +138,18 @@ def events_in(lines):
 
 
 def mark_of(response):
-    """What a page says that it shows."""
+    """The mark of what a page shows."""
     return re.search(r'data-mark="(\S+)"', response.text)[1]
 
 
 def text_of(response):
-    """What a reader sees of a page, or of a part of it, more or less."""
+    """Roughly the text that a reader sees of a page, or of a part of it."""
     html = response if isinstance(response, str) else response.text
     return " ".join(unescape(re.sub(r"<[^>]*>", " ", html)).split())
 
 
 def run_apart(work):
-    """Run a coroutine in a thread of its own: an open browser has a running loop in this one."""
+    """Run a coroutine in another thread: an open browser has a running loop in this one."""
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(asyncio.run, work).result()
 
@@ -163,7 +163,7 @@ def asked(names, question):
 
 
 class Undecided:
-    """The listener of a bank that never knows what became of a transfer."""
+    """The listener of a bank that never decides a transfer."""
 
     def execute_local_transaction(self, _message, _argument):
         return LocalTransactionState.UNKNOWN
@@ -184,9 +184,9 @@ def park(names, *keys, group="icbc", topic="Transfers", body=b'{"amount": 6000}'
                 await bank.send_in_transaction(Message(topic=topic, body=body, keys=(key,)), None)
             async with asyncio.timeout(20):
                 while True:
-                    found = await admin.transactions(state="parked", group=group)
-                    if len(found) >= len(keys):
-                        return {transaction.keys[0]: transaction.id for transaction in found}
+                    parked = await admin.transactions(state="parked", group=group)
+                    if len(parked) >= len(keys):
+                        return {transaction.keys[0]: transaction.id for transaction in parked}
                     await asyncio.sleep(0.01)
 
     return run_apart(main())
@@ -202,7 +202,7 @@ def bury(
     attempts=17,
     topic="Transfers",
 ):
-    """Put dead letters where a broker would; ``%s`` in the body becomes the id."""
+    """Store dead letters as a broker does; ``%s`` in the body becomes the id."""
 
     async def put(admin, session):
         more = {"DLQ_REASON": reason, "TAGS": tags}
@@ -261,7 +261,7 @@ def delay(names, topic, key):
 
 @contextmanager
 def connected(names, group, topic):
-    """A producer that stays connected, in a thread of its own."""
+    """A producer that stays connected, in its own thread."""
     with ThreadPoolExecutor(1) as pool:
         producer = blocking.Producer(group, names)
         pool.submit(producer.__enter__).result()

@@ -1,4 +1,4 @@
-"""A directory of results of a reconciliation with two days, for programs that only read it."""
+"""A directory with the results of two days of reconciliation, for programs that read it."""
 
 from datetime import timedelta
 
@@ -18,7 +18,7 @@ _DAY_MS = 86_400_000
 
 
 def row_of(item):
-    """A row of the table of items, made of an item of a report."""
+    """A row of the table of items, made from an item of a report."""
     plain = {"string": "", "long": 0, "int": 0, "boolean": False}
     made = {
         column.name: None if column.is_optional else plain[column.type] for column in ITEMS.columns
@@ -31,7 +31,7 @@ def row_of(item):
 
 
 def write_reports(directory, text="a fee, T-1"):
-    """A clean day with two signatures, and a day with breaks; a text where people write."""
+    """Write a clean day with two signatures and a day with breaks; people's notes are the text."""
     results = Results(directory)
     clean = runs.clean(
         business_date=str(BEFORE), start_ms=runs.START_MS - _DAY_MS, end_ms=runs.END_MS - _DAY_MS,

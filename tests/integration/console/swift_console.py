@@ -1,4 +1,4 @@
-"""The program ``txmq``, with open pages of its console refreshed every second, not every 5 s."""
+"""The program ``txmq``, whose open console pages refresh every second instead of every 5 s."""
 
 import sys
 

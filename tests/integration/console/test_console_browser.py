@@ -1,4 +1,4 @@
-"""The pages of a console in Chromium: what is seen, and that nothing complains."""
+"""The pages of a console in Chromium: what they show, without any error."""
 
 import pytest
 from playwright.sync_api import expect
@@ -74,14 +74,14 @@ def stage():
             yield console.url, pages, ids
 
 
-def test_every_page_fits_and_everybody_can_read_and_use_it(browser, stage):
+def test_every_page_fits_the_screen_and_is_accessible(browser, stage):
     url, pages, _ = stage
     with examined(browser) as shown:
         for path in pages:
             check_page(shown, url + path)
 
 
-def test_a_page_that_keeps_people_out_is_found(browser, stage):
+def test_the_accessibility_check_finds_barriers(browser, stage):
     url, *_ = stage
     with examined(browser) as shown:
         shown.goto(f"{url}/topics")
@@ -128,7 +128,7 @@ def test_a_transaction_is_decided_by_keyboard_alone(browser, stage):
         expect(other.locator("main")).to_contain_text("document.title")
 
 
-def test_a_group_is_moved_and_its_dead_letters_are_resent(browser, stage):
+def test_a_group_is_moved_and_dead_letters_are_resent(browser, stage):
     url, *_ = stage
     with opened(browser) as shown:
         shown.goto(f"{url}/group?name=dunning")
@@ -175,7 +175,7 @@ def test_a_list_refreshes_itself_and_keeps_the_focus(browser, stage):
         expect(shown.locator("#row-1")).to_be_focused()
 
 
-def test_a_change_keeps_the_selection_what_was_typed_and_what_was_opened(browser, stage):
+def test_a_refresh_keeps_the_selection_scroll_position_and_typed_text(browser, stage):
     url, *_ = stage
     with opened(browser, height=400) as shown, opened(browser) as other:
         shown.goto(f"{url}/topic?name=Bills")
@@ -194,7 +194,7 @@ def test_a_change_keeps_the_selection_what_was_typed_and_what_was_opened(browser
 
 
 def test_more_windows_than_a_browser_has_connections_all_load(browser, stage):
-    """A stream keeps one of six connections; the oldest windows rest until they are used again."""
+    """A stream holds one of six connections; the oldest windows pause until they are used again."""
     url, *_ = stage
     context = browser.new_context()
     try:
@@ -213,7 +213,7 @@ def test_more_windows_than_a_browser_has_connections_all_load(browser, stage):
         context.close()
 
 
-def test_a_page_goes_on_when_the_console_was_killed(browser):
+def test_a_page_reconnects_after_the_console_was_killed(browser):
     port = free_port()
     context = browser.new_context()
     with BrokerThread() as broker:
@@ -233,7 +233,7 @@ def test_a_page_goes_on_when_the_console_was_killed(browser):
             context.close()
 
 
-def test_a_console_that_goes_away_is_missed_in_words(browser, stage):
+def test_a_page_says_when_the_console_is_unreachable(browser, stage):
     url, *_ = stage
     context = browser.new_context()
     try:
@@ -280,8 +280,8 @@ def test_a_visitor_logs_in_and_out(browser, tmp_path):
         expect(shown.get_by_label("Access key")).to_be_visible()
 
 
-def test_the_pictures_of_the_docs(browser, stage):
-    """TXMQ_SCREENSHOTS=docs/images makes them again."""
+def test_the_pages_pictured_in_the_docs_show_their_content(browser, stage):
+    """TXMQ_SCREENSHOTS=docs/images renews the pictures."""
     url, _, ids = stage
     with opened(browser, 1_100, 2_200) as shown:
         shown.goto(f"{url}/transaction?id={ids['t-1']}")

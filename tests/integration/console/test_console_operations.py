@@ -51,9 +51,9 @@ def broker(tmp_path_factory):
 
 @pytest.fixture
 def visitor(console):
-    with Visitor(console.url) as found:
-        found.log_in("operator", "operator-secret")
-        yield found
+    with Visitor(console.url) as client:
+        client.log_in("operator", "operator-secret")
+        yield client
 
 
 def ask(broker, question, credentials=OPERATOR):
@@ -93,7 +93,7 @@ def test_a_broker_is_drained_and_undrained_after_a_preview(broker, visitor):
     assert (entry.account, entry.fields["brokerName"]) == ("operator", "broker-a")
 
 
-def test_a_set_without_a_coordinator_says_how_its_members_change(visitor):
+def test_a_member_of_a_set_without_a_coordinator_cannot_be_promoted(visitor):
     page = visitor.get("/cluster/change?broker=broker-a&do=promote&member=m2")
     assert "This set has no coordinator" in text_of(page)
     assert 'action="/cluster/change' not in page.text
@@ -108,8 +108,8 @@ def test_a_set_without_a_coordinator_says_how_its_members_change(visitor):
 
 
 def test_a_setting_is_found_and_changed_after_a_preview(broker, visitor):
-    found = text_of(visitor.get("/settings?search=retention.keep"))
-    assert "fileReservedTime retention.keep 72 72 default How long a message is kept" in found
+    listed = text_of(visitor.get("/settings?search=retention.keep"))
+    assert "fileReservedTime retention.keep 72 72 default How long a message is kept" in listed
     assert "flushDiskType" in text_of(visitor.get("/settings?only=changed"))
     assert "brokerRole" not in text_of(visitor.get("/settings?only=changeable"))
 
@@ -172,7 +172,7 @@ def test_an_account_is_created_changed_and_removed_and_its_secret_never_shown(br
     assert all(secret not in str(entry) for entry in acts(broker, limit=1_000))
 
 
-def test_a_visitor_who_changes_the_own_secret_stays_logged_in(console, visitor):
+def test_a_visitor_who_changes_their_own_secret_stays_logged_in(console, visitor):
     to, page = "/access/account?key=operator", "/cluster"
     changed = {"admin": "yes", "other_topics": "DENY", "other_groups": "DENY"}
     for secret in ("another-secret", OPERATOR.secret_key):
@@ -186,7 +186,7 @@ def test_a_visitor_who_changes_the_own_secret_stays_logged_in(console, visitor):
 # Audit
 
 
-def test_the_audit_is_filtered_and_goes_back_page_by_page(broker, visitor):
+def test_the_audit_is_filtered_and_paged(broker, visitor):
     async def make(admin):
         for number in range(60):
             await admin.create_topic(f"Audited-{number}", queues=1)
@@ -252,9 +252,9 @@ def test_connected_producers_are_listed_by_group(broker, visitor):
             await producer.send(Message(topic="Paid", body=b"x"))
             return text_of(visitor.get("/producers")), text_of(visitor.get("/producers?group=pay"))
 
-    listed, one = run_apart(main())
+    listed, of_group = run_apart(main())
     assert "pay 1 client" in listed
-    assert "127.0.0.1:" in one
+    assert "127.0.0.1:" in of_group
 
 
 # Topics and groups
@@ -324,7 +324,7 @@ def test_a_group_is_paused_and_deleted(broker, visitor):
 # Hostile texts, and brokers of another make
 
 
-def test_hostile_keys_and_reasons_do_nothing(broker, visitor):
+def test_hostile_keys_and_reasons_are_escaped(broker, visitor):
     async def make(admin):
         await admin.create_topic("Bad", queues=1)
         named = {"keys": ("<script>document.title='owned'</script>",), "delay_level": 18}
@@ -347,7 +347,7 @@ def test_hostile_keys_and_reasons_do_nothing(broker, visitor):
     assert "&lt;script&gt;" in pages[2].text
 
 
-def test_brokers_of_apache_rocketmq_are_shown_as_far_as_they_answer():
+def test_pages_say_what_brokers_of_apache_rocketmq_do_not_support():
     async def main():
         async with (
             FakeCluster(SystemNetwork(), SystemClock(), brokers=2) as cluster,
@@ -366,7 +366,7 @@ def test_brokers_of_apache_rocketmq_are_shown_as_far_as_they_answer():
     run_apart(main())
 
 
-def test_two_brokers_are_shown_together_and_one_comes_back():
+def test_two_brokers_are_shown_together_and_a_restarted_one_returns():
     flush = StoreSettings(flush="async")
     with (
         BrokerThread(BrokerSettings(store=flush)) as first,
@@ -395,7 +395,7 @@ def test_two_brokers_are_shown_together_and_one_comes_back():
             assert visitor.get("/settings?broker=broker-b").status_code == 200
 
 
-def test_a_broker_that_does_not_answer_hides_no_other():
+def test_an_unreachable_broker_does_not_hide_the_others():
     async def main():
         async with (
             FakeCluster(SystemNetwork(), SystemClock(), brokers=2) as cluster,

@@ -1,4 +1,4 @@
-"""A console as operators use it: a process of its own, a real broker, and real sockets."""
+"""A console as operators use it: a separate process, a real broker, and real sockets."""
 
 import contextlib
 import re
@@ -29,14 +29,14 @@ pytestmark = pytest.mark.timeout(60)
 
 
 def attention_in(overview):
-    """What an overview says that needs attention, but for the disk of this machine."""
+    """What needs attention on an overview, except for the disk of this machine."""
     assert overview.status_code == 200
     items = re.findall(r'<li class="(?:bad|wait)">(.*?)</li>', overview.text)
     assert items or "Nothing needs attention" in overview.text
     return [item for item in items if "the disk of" not in item]
 
 
-def test_it_says_where_it_is_and_stops_when_it_is_told(broker):
+def test_a_console_prints_its_address_and_stops_on_a_signal(broker):
     with ConsoleProcess(broker.names) as console:
         assert re.fullmatch(
             rf"ready console http://localhost:\d+ {console.url} names {broker.names}\n",
@@ -107,7 +107,7 @@ def test_a_parked_transaction_is_checked_again(broker, visitor):
     assert (gone.status_code, "no transaction no-such is open" in text_of(gone)) == (404, True)
 
 
-def test_the_open_transactions_of_a_group_are_checked_again_together(broker, visitor):
+def test_all_open_transactions_of_a_group_are_rechecked_at_once(broker, visitor):
     park(broker.names, "m-1", group="many", topic="Many")
     park(broker.names, "m-2", group="many", topic="Many")
 
@@ -121,7 +121,7 @@ def test_the_open_transactions_of_a_group_are_checked_again_together(broker, vis
     assert (refused.status_code, "prepared, parked or" in text_of(refused)) == (409, True)
 
 
-def test_several_transactions_are_decided_together_after_a_second_look(broker, visitor):
+def test_several_transactions_are_decided_together_after_a_preview(broker, visitor):
     ids = park(broker.names, "s-1", "s-2", "s-3", group="several", topic="Several")
     listed = visitor.get("/transactions?group=several")
     chosen = {key: f"broker-a:{ids[key]}" for key in ids}
@@ -161,7 +161,7 @@ def test_several_transactions_are_decided_together_after_a_second_look(broker, v
         assert visitor.get(wrong).status_code == status, wrong
 
 
-def test_a_decision_needs_a_reason_and_only_a_question_does_without(broker, visitor):
+def test_a_decision_needs_a_reason_but_a_recheck_does_not(broker, visitor):
     (name,) = park(broker.names, "r-1", group="reasons", topic="Reasons").values()
     page = visitor.get(f"/transaction?id={name}").text
     ask, decide = page.index("<h2>Ask again"), page.index("<h2>Decide by hand")
@@ -171,7 +171,7 @@ def test_a_decision_needs_a_reason_and_only_a_question_does_without(broker, visi
     assert re.search(r'Reason \(required\).*\s+<input name="reason" required', form)
 
 
-def test_a_transaction_is_called_by_its_business_key(broker, visitor):
+def test_a_transaction_is_titled_by_its_business_key(broker, visitor):
     ids = park(broker.names, "order-4711", "order-4712", group="titles", topic="Titles")
     page = visitor.get(f"/transaction?id={ids['order-4711']}").text
     assert "<title>order-4711 · txmq</title>" in page
@@ -181,7 +181,7 @@ def test_a_transaction_is_called_by_its_business_key(broker, visitor):
     assert rows == [(key, ids[key]) for key in ("order-4712", "order-4711")]
 
 
-def test_the_version_of_a_broker_is_the_one_of_txmq(visitor):
+def test_the_overview_shows_the_txmq_version_of_a_broker(visitor):
     assert f"txmq {txmq.__version__}, speaks V" in text_of(visitor.get("/"))
 
 
@@ -225,7 +225,7 @@ def test_a_live_tail_shows_a_message_as_it_arrives_until_it_is_paused(visitor):
     assert "data-page" not in paused.text
 
 
-def test_a_topic_is_made_and_tried_and_its_message_is_found(visitor):
+def test_a_topic_is_created_and_its_test_message_is_found(visitor):
     made = visitor.post("/topics", name="Orders", queues="2")
     assert "topic Orders has 2 queues at each of broker-a" in text_of(made)
     again = visitor.post("/topics", name="Orders", queues="4")
@@ -236,8 +236,8 @@ def test_a_topic_is_made_and_tried_and_its_message_is_found(visitor):
     sent = visitor.post("/topic?name=Orders", body='{"order": 17}', key="o-17", tag="new")
     name = re.search(r"sent as (\w+)", text_of(sent))[1]
     for by, wanted in (("key", "o-17"), ("id", name)):
-        found = visitor.get(f"/messages?topic=Orders&by={by}&wanted={wanted}")
-        place = re.search(r"/message\?place=(\w+)", found.text)[1]
+        listed = visitor.get(f"/messages?topic=Orders&by={by}&wanted={wanted}")
+        place = re.search(r"/message\?place=(\w+)", listed.text)[1]
     shown = visitor.get(f"/message?place={place}")
     assert '"order": 17' in text_of(shown)
     assert "No client left a trace" in text_of(shown)
@@ -257,9 +257,9 @@ def test_a_group_that_falls_behind_without_a_consumer_needs_attention(broker, vi
     asked(broker.names, finish)
     items = attention_in(visitor.get("/"))
 
-    (found,) = [item for item in items if "abandoned" in item]
-    assert "group abandoned has no consumer and falls behind: 1 (oldest" in found
-    assert "/group?name=abandoned" in found
+    (abandoned,) = [item for item in items if "abandoned" in item]
+    assert "group abandoned has no consumer and falls behind: 1 (oldest" in abandoned
+    assert "/group?name=abandoned" in abandoned
     assert not any("group done" in item for item in items)
 
 
@@ -286,27 +286,29 @@ def test_a_group_is_moved_after_a_preview(broker, visitor):
     assert visitor.get(to.replace("earliest", "yesterday")).status_code == 400
 
 
-def test_dead_letters_are_resent_one_and_all(broker, visitor):
+def test_dead_letters_are_resent_singly_and_all_at_once(broker, visitor):
     bury(broker.names, "A1", "A2", "A3", group="dunning", reason="no such account")
     assert "dunning 3" in text_of(visitor.get("/dead-letters"))
     listed = visitor.get("/dead-letters/group?group=dunning")
     assert text_of(listed).count("no such account") == 3
     place = re.search(r"/dead-letter\?group=dunning&amp;id=(\w+)", listed.text)[1]
 
-    one = f"/dead-letter?group=dunning&id={place}"
-    assert "the reason is missing" in text_of(visitor.post(one, reason=""))
-    assert "A1 is resent to dunning" in text_of(visitor.post(one, reason="it is open again"))
-    assert "it was resent before" in text_of(visitor.post(one, reason="once more"))
-    assert "A1 is resent" in text_of(visitor.post(one, reason="once more", again="yes"))
+    letter = f"/dead-letter?group=dunning&id={place}"
+    assert "the reason is missing" in text_of(visitor.post(letter, reason=""))
+    assert "A1 is resent to dunning" in text_of(visitor.post(letter, reason="it is open again"))
+    assert "it was resent before" in text_of(visitor.post(letter, reason="once more"))
+    assert "A1 is resent" in text_of(visitor.post(letter, reason="once more", again="yes"))
 
-    every = "/dead-letters/group?group=dunning"
-    assert "is not the same" in text_of(visitor.post(every, reason="fixed", repeated="dun"))
-    done = text_of(visitor.post(every, reason="fixed", repeated="dunning"))
+    all_letters = "/dead-letters/group?group=dunning"
+    assert "is not the same" in text_of(visitor.post(all_letters, reason="fixed", repeated="dun"))
+    done = text_of(visitor.post(all_letters, reason="fixed", repeated="dunning"))
     assert "dead letters of dunning: 1 resent before, 2 resent" in done
-    assert "3 resent before" in text_of(visitor.post(every, reason="fixed", repeated="dunning"))
+    assert "3 resent before" in text_of(
+        visitor.post(all_letters, reason="fixed", repeated="dunning")
+    )
 
 
-def test_hostile_texts_are_shown_and_do_nothing(broker, visitor):
+def test_hostile_texts_are_shown_escaped(broker, visitor):
     ids = park(broker.names, HOSTILE, group="hostile", topic="Hostile", body=HOSTILE.encode())
     bury(broker.names, "H1", group="hostile", reason=HOSTILE, body=HOSTILE.encode())
 
@@ -367,7 +369,7 @@ def test_hostile_texts_are_shown_and_do_nothing(broker, visitor):
                 assert "&lt;script&gt;" in client.get(path).text, path
 
 
-def test_a_key_of_thirty_thousand_signs_does_not_widen_a_list(broker, visitor):
+def test_a_key_of_thirty_thousand_characters_does_not_widen_a_list(broker, visitor):
     key = "k" * 30_000
     ids = park(broker.names, key, group="wide", topic="Wide")
 
@@ -389,7 +391,7 @@ def test_a_page_receives_only_what_has_changed(visitor):
     assert "token" not in html
 
 
-def test_it_survives_a_broker_that_goes_away(tmp_path):
+def test_a_console_survives_a_broker_restart(tmp_path):
     broker = BrokerProcess(tmp_path)
     broker.start()
     with contextlib.closing(broker), ConsoleProcess(broker.names) as console:
@@ -412,7 +414,7 @@ def test_it_survives_a_broker_that_goes_away(tmp_path):
         broker.stop()
 
 
-def test_a_stop_ends_connections_that_ask_nothing(broker):
+def test_a_stop_closes_connections_with_an_unfinished_request(broker):
     with ConsoleProcess(broker.names) as console:
         host, port = console.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as idle:
@@ -435,13 +437,13 @@ def test_a_stop_ends_connections_that_ask_nothing(broker):
         ({}, ["--names", "nothing"], "is not an address"),
     ],
 )
-def test_what_cannot_be_safe_or_cannot_work_does_not_start(variables, options, why):
-    found = subprocess.run(
+def test_a_console_does_not_start_with_unsafe_or_invalid_options(variables, options, why):
+    result = subprocess.run(
         [sys.executable, "-m", "txmq", "console", "--listen", "127.0.0.1:0", *options],
         capture_output=True, text=True, timeout=30, check=False, env=environment() | variables,
     )  # fmt: skip
 
-    assert found.returncode in {1, 2}
-    assert why in found.stderr
-    assert found.stderr.count("\n") == 1
-    assert found.stdout == ""
+    assert result.returncode in {1, 2}
+    assert why in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""

@@ -1,4 +1,4 @@
-"""Who may see and change something in a console, with a broker that has accounts or none."""
+"""Who may see and change something in a console, with and without accounts at the broker."""
 
 import asyncio
 import re
@@ -115,13 +115,13 @@ async def test_a_form_needs_the_token_of_its_visitor():
         made = await client.post("/topics", data=fields | {"token": token})
         assert (made.status_code, made.headers["location"]) == (303, "/topic?name=Orders")
         assert await topics(client) == ["Orders"]
-        # Without accounts, the name of whom the console acts for is all there is.
+        # Without accounts, the audit has only the operator's name that the console gives.
         assert any('"operator":"ann"' in line for line in audit_of(client))
 
 
 @pytest.mark.parametrize("path", FORMS)
 @run_by(in_loop)
-async def test_no_form_works_without_a_token_or_from_elsewhere(path):
+async def test_a_form_without_a_token_or_from_another_site_is_refused(path):
     async with stage() as client:
         await client.get("/")
         address = f"{path}?{FIELDS}"
@@ -155,7 +155,7 @@ async def visited(client):
 
 
 @run_by(in_loop)
-async def test_a_read_only_console_has_no_form_but_searches():
+async def test_a_read_only_console_has_only_search_forms():
     async with stage(is_read_only=True) as client:
         for page in PAGES:
             shown = await client.get(f"{page.path}?{FIELDS}")
@@ -163,15 +163,15 @@ async def test_a_read_only_console_has_no_form_but_searches():
 
 
 @run_by(in_loop)
-async def test_the_routes_that_take_forms_are_those_of_the_table():
+async def test_only_the_listed_routes_accept_forms():
     async with stage() as client:
         routes = client._transport.app._app._app.routes
-        found = {route.path for route in routes if "POST" in getattr(route, "methods", ())}
-        assert found == {*FORMS, "/login", "/logout"}
+        paths = {route.path for route in routes if "POST" in getattr(route, "methods", ())}
+        assert paths == {*FORMS, "/login", "/logout"}
 
 
 @run_by(in_loop)
-async def test_every_answer_has_the_headers_of_safety():
+async def test_every_response_has_the_security_headers():
     async with stage() as client:
         paths = ["/", "/nothing", "/login", "/static/console.css", "/static/nothing"]
         for path in [*paths, *(page.path for page in PAGES)]:
@@ -183,7 +183,7 @@ async def test_every_answer_has_the_headers_of_safety():
 
 
 @run_by(in_loop)
-async def test_no_page_has_a_script_or_a_style_of_its_own():
+async def test_no_page_has_inline_scripts_or_styles():
     async with stage() as client:
         for page in PAGES:
             text = (await client.get(f"{page.path}?{FIELDS}")).text
@@ -192,7 +192,7 @@ async def test_no_page_has_a_script_or_a_style_of_its_own():
 
 
 @run_by(in_loop)
-async def test_a_form_that_is_too_large_or_none_is_refused():
+async def test_an_oversized_or_malformed_form_is_refused():
     async with stage() as client:
         token = (await visited(client)).token
         large = {"token": token, "name": "x" * CONSOLE_FORM_BYTES_MAX}
@@ -203,7 +203,7 @@ async def test_a_form_that_is_too_large_or_none_is_refused():
 
 
 @run_by(in_loop)
-async def test_a_cookie_is_for_this_site_alone_and_for_no_script():
+async def test_the_session_cookie_is_same_site_and_hidden_from_scripts():
     async with stage() as client:
         cookie = (await client.get("/")).headers["set-cookie"]
         assert {"HttpOnly", "SameSite=strict", "Path=/"} <= set(cookie.split("; "))
@@ -215,7 +215,7 @@ async def test_a_cookie_is_for_this_site_alone_and_for_no_script():
 
 
 @run_by(in_loop)
-async def test_a_console_that_others_reach_shows_nothing_without_accounts():
+async def test_a_console_that_needs_a_log_in_shows_nothing_without_accounts():
     async with stage(needs_login=True) as client:
         for page in PAGES:
             answer = await client.get(page.path)
@@ -227,17 +227,17 @@ async def test_a_console_that_others_reach_shows_nothing_without_accounts():
 
 
 @run_by(in_loop)
-async def test_a_place_of_another_server_is_not_asked():
+async def test_a_message_place_at_a_foreign_server_is_never_contacted():
     async with stage() as client:
         asked = []
-        other = await asyncio.start_server(lambda *_: asked.append(1), "127.0.0.1", 0)
-        port = other.sockets[0].getsockname()[1]
+        foreign = await asyncio.start_server(lambda *_: asked.append(1), "127.0.0.1", 0)
+        port = foreign.sockets[0].getsockname()[1]
         place = f"7F000001{port:08X}{0:016X}"
         for path in (f"/message?place={place}", f"/messages?by=place&wanted={place}"):
             answer = await client.get(path)
             assert answer.status_code == 400
             assert "is not a broker of this cluster" in text_of(answer)
-        other.close()
+        foreign.close()
         assert asked == []
 
 
@@ -257,7 +257,7 @@ async def test_nothing_is_shown_before_a_log_in(tmp_path):
 
 
 @run_by(in_loop)
-async def test_an_account_logs_in_and_goes_where_it_wanted(tmp_path):
+async def test_a_log_in_leads_to_the_requested_page(tmp_path):
     async with stage(tmp_path, ACCOUNTS) as client:
         done = await log_in(client, to="/topics?search=a")
         assert done.headers["location"] == "/topics?search=a"
@@ -270,7 +270,7 @@ async def test_an_account_logs_in_and_goes_where_it_wanted(tmp_path):
     "to", ["//evil.example", "https://evil.example", "/\\evil.example", "x", ""]
 )
 @run_by(in_loop)
-async def test_a_log_in_never_leads_elsewhere(tmp_path, to):
+async def test_a_log_in_never_redirects_to_another_site(tmp_path, to):
     async with stage(tmp_path, ACCOUNTS) as client:
         assert (await log_in(client, to=to)).headers["location"] == "/"
 
@@ -280,7 +280,7 @@ async def test_a_log_in_never_leads_elsewhere(tmp_path, to):
     [("operator", "operator-wrong"), ("nobody", SECRET), ("operator", "x"), ("the-shop", SECRET)],
 )
 @run_by(in_loop)
-async def test_a_wrong_key_logs_nobody_in_and_is_not_told_apart(tmp_path, access_key, secret_key):
+async def test_a_failed_log_in_does_not_reveal_which_key_is_wrong(tmp_path, access_key, secret_key):
     async with stage(tmp_path, ACCOUNTS) as client:
         refused = await log_in(client, access_key, secret_key)
         assert "do not belong together" in text_of(refused)
@@ -290,7 +290,7 @@ async def test_a_wrong_key_logs_nobody_in_and_is_not_told_apart(tmp_path, access
 
 @run_by(in_loop)
 async def test_a_secret_that_the_broker_does_not_check_is_refused(tmp_path):
-    """The broker trusts the console's address: whoever knows the name would be let in."""
+    """The broker trusts the console's address: the name alone would let anybody in."""
     async with stage(tmp_path, TRUSTING) as client:
         refused = await log_in(client, "trusted", "a-guessed-secret")
         assert refused.status_code == 400
@@ -299,7 +299,7 @@ async def test_a_secret_that_the_broker_does_not_check_is_refused(tmp_path):
 
 
 @run_by(in_loop)
-async def test_after_too_many_failures_an_address_waits(tmp_path):
+async def test_too_many_failed_log_ins_block_an_address_for_a_minute(tmp_path):
     clock = MovedClock()
     async with stage(tmp_path, ACCOUNTS, clock) as client:
         for _ in range(FAILURES_MAX):
@@ -319,7 +319,7 @@ async def test_a_log_in_needs_the_token_of_its_page(tmp_path):
 
 
 @run_by(in_loop)
-async def test_a_session_ends_and_its_page_asks_for_a_log_in(tmp_path):
+async def test_an_expired_session_asks_for_a_log_in(tmp_path):
     clock = MovedClock()
     async with stage(tmp_path, ACCOUNTS, clock) as client:
         await log_in(client)
@@ -413,11 +413,11 @@ def audit_of(client):
 
 
 @run_by(in_loop)
-async def test_a_search_finds_accounts_for_administrators_alone(tmp_path):
+async def test_only_administrators_find_accounts_by_search(tmp_path):
     async with stage(tmp_path, ACCOUNTS) as client:
         await log_in(client)
-        found = await client.get("/search?for=the-shop")
-        assert found.headers["location"] == "/access/account?key=the-shop"
+        redirect = await client.get("/search?for=the-shop")
+        assert redirect.headers["location"] == "/access/account?key=the-shop"
         client.cookies.clear()
         await log_in(client, "the-shop", "the-shop-secret")
         refused = await client.get("/search?for=operator")
@@ -436,7 +436,7 @@ OPERATORS_ONLY = (
 
 
 @run_by(in_loop)
-async def test_outboxes_and_reports_are_for_administrators(tmp_path):
+async def test_outboxes_and_reports_are_shown_only_to_administrators(tmp_path):
     bank = OutboxAddress("bank", f"sqlite:///{tmp_path}/bank.db")
     async with stage(tmp_path, ACCOUNTS, outboxes=(bank,)) as client:
         await log_in(client, "the-shop", "the-shop-secret")
@@ -461,7 +461,7 @@ async def test_outboxes_and_reports_are_for_administrators(tmp_path):
 
 
 @run_by(in_loop)
-async def test_brokers_that_know_no_transactions_are_shown_all_the_same():
+async def test_a_console_works_with_brokers_that_cannot_list_transactions():
     async with (
         FakeCluster(SystemNetwork(), SystemClock(), brokers=2) as cluster,
         visitor(cluster.names) as client,

@@ -1,4 +1,4 @@
-"""What connections to a console cost it, and how it ends."""
+"""How a console limits its connections, and how it stops."""
 
 import asyncio
 import socket
@@ -37,7 +37,7 @@ HALF_A_FORM += "content-type: application/x-www-form-urlencoded\r\ncontent-lengt
 
 @pytest.mark.parametrize("begun", ["", "GET / HTT", PAGE + "GET / HTT", HALF_A_FORM])
 @run_by(run)
-async def test_a_request_that_does_not_arrive_is_not_waited_for(monkeypatch, begun):
+async def test_an_incomplete_request_times_out(monkeypatch, begun):
     monkeypatch.setattr(server, "REQUEST_S", 0.1)
     monkeypatch.setattr(server, "IDLE_S", 1)
 
@@ -53,7 +53,7 @@ async def test_a_request_that_does_not_arrive_is_not_waited_for(monkeypatch, beg
 
 
 @run_by(run)
-async def test_beyond_the_most_connections_it_answers_that_it_is_busy(monkeypatch):
+async def test_beyond_the_connection_limit_a_console_answers_503(monkeypatch):
     monkeypatch.setattr(server, "CONSOLE_REQUESTS_MAX", 2)
     monkeypatch.setattr(server, "CONSOLE_WAITING_MAX", 1)
 
@@ -67,8 +67,8 @@ async def test_beyond_the_most_connections_it_answers_that_it_is_busy(monkeypatc
 
 @pytest.mark.parametrize("begun", ["", "GET / HTT", PAGE, HALF_A_FORM])
 @run_by(run)
-async def test_connections_that_wait_keep_no_browser_out(monkeypatch, begun):
-    """400 half-sent requests had each browser answered with 503 for ten seconds."""
+async def test_waiting_connections_do_not_lock_out_browsers(monkeypatch, begun):
+    """400 half-sent requests once made every browser get 503 for ten seconds."""
     monkeypatch.setattr(server, "CONSOLE_REQUESTS_MAX", 5)
     monkeypatch.setattr(server, "CONSOLE_WAITING_MAX", 5, raising=False)
 
@@ -86,8 +86,8 @@ async def test_connections_that_wait_keep_no_browser_out(monkeypatch, begun):
 
 
 @run_by(run)
-async def test_a_stop_answers_the_page_that_it_has_begun():
-    """The name server accepts, and never answers: the page waits for as long as one request may."""
+async def test_a_stop_finishes_a_page_in_progress():
+    """The name server accepts but never answers: the page waits until its request times out."""
     asked = asyncio.Queue()
     silent = await asyncio.start_server(lambda _, writer: asked.put_nowait(writer), "127.0.0.1", 0)
     names = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
@@ -104,14 +104,14 @@ async def test_a_stop_answers_the_page_that_it_has_begun():
 
 
 async def answered(port, status):
-    """Ask until the answer has this status; the server accepts and closes in its own time."""
+    """Ask until the answer has this status; the server accepts and closes asynchronously."""
     async with asyncio.timeout(10):
         while status not in await first_line(port):
             pass
 
 
 async def first_line(port):
-    """What a browser that asks once is answered."""
+    """The first line of the answer to a single request."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(PAGE.format(port).encode())
     answer = await reader.readline()
@@ -120,7 +120,7 @@ async def first_line(port):
 
 
 async def stream(port):
-    """A page that receives its changes."""
+    """An open page that receives its changes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     page = "live?page=/&shown=problem-x"
     writer.write(PAGE.format(port).replace("static/console.css", page).encode())

@@ -77,7 +77,7 @@ def console(broker, bank, reports):
 
 
 def send_all(names, topic, messages, queues=1):
-    """Messages of a topic, one after the other around its queues; returns the receipts."""
+    """Send messages to the queues of a topic in turn; returns the receipts."""
 
     async def send(admin, _session):
         await admin.create_topic(topic, queues=queues)
@@ -90,7 +90,7 @@ def send_all(names, topic, messages, queues=1):
 
 
 def leave_traces(names, message_id, at_ms, group="ccb", sent_ms=0, topic="Traced"):
-    """What a producer and a consumer, whose first attempt failed, report of a message."""
+    """Send the traces of a producer and of a consumer whose first attempt failed."""
     failed = HandlerOutcome.RAISED
     own = {"region": "", "group": group, "id": message_id}
     sent = own | {"group": "icbc", "at_ms": sent_ms or at_ms, "topic": topic}
@@ -156,8 +156,8 @@ def test_decisions_are_listed_newest_first_with_who_and_why(broker, visitor):
     assert "an operator" in shown
     assert "because of d-2" in shown
     (path, _) = re.findall(r'id="row-\d+" href="([^"]+)"', page.text)
-    one = text_of(visitor.get(path.replace("&amp;", "&")))
-    assert f"{ids['d-2']} rolled back" in one
+    decided = text_of(visitor.get(path.replace("&amp;", "&")))
+    assert f"{ids['d-2']} rolled back" in decided
     none = text_of(visitor.get("/transactions?state=decided&group=nobody"))
     assert "The logs have no such decision" in none
 
@@ -183,14 +183,14 @@ def test_a_message_shows_a_bar_for_each_event(broker, visitor):
     assert all(left >= 0 and left + wide <= 1000 for left, wide in bars)
 
 
-def test_traces_with_strange_times_and_names_harm_nothing(broker, visitor):
+def test_traces_with_strange_times_and_names_do_not_break_a_page(broker, visitor):
     (receipt,) = send_all(broker.names, "Traced", [Message(topic="Traced", body=b"x")])
     leave_traces(broker.names, receipt.id, 10**18, group=HOSTILE.replace("\x1b", ""))
     page = visitor.get(f"/message?place={receipt.offset_id}")
     assert page.status_code == 200
     assert "<script>document" not in page.text
     assert "\u202e" not in page.text
-    assert len(re.findall("<rect", page.text)) == 1  # Where it was stored.
+    assert len(re.findall("<rect", page.text)) == 1  # The bar of the store.
 
 
 # Lists of messages
@@ -201,27 +201,27 @@ def ids_in(page):
 
 
 def next_page(page, name="older"):
-    found = re.search(rf'id="{name}" href="([^"]+)"', page.text)
-    return found and found[1].replace("&amp;", "&")
+    match = re.search(rf'id="{name}" href="([^"]+)"', page.text)
+    return match and match[1].replace("&amp;", "&")
 
 
-def test_a_topic_is_listed_backwards_and_each_message_once(broker, visitor):
+def test_messages_of_a_topic_are_listed_newest_first_and_only_once(broker, visitor):
     messages = [
         Message(topic="Listed", body=f"body {number}".encode(), keys=(f"l-{number}",))
         for number in range(121)
     ]
     receipts = send_all(broker.names, "Listed", messages, queues=3)
-    found, path = [], "/messages?topic=Listed&by=time"
+    listed, path = [], "/messages?topic=Listed&by=time"
     while path:
         page = visitor.get(path)
-        found += ids_in(page)
+        listed += ids_in(page)
         path = next_page(page)
-    assert sorted(found) == sorted(receipt.offset_id for receipt in receipts)
-    assert found[0] == receipts[-1].offset_id
+    assert sorted(listed) == sorted(receipt.offset_id for receipt in receipts)
+    assert listed[0] == receipts[-1].offset_id
     assert "the oldest message is shown" in text_of(page)
 
-    one = visitor.get("/messages?topic=Listed&by=time&wanted=body+77")
-    assert ids_in(one) == [receipts[77].offset_id]
+    matching = visitor.get("/messages?topic=Listed&by=time&wanted=body+77")
+    assert ids_in(matching) == [receipts[77].offset_id]
     queue = visitor.get("/messages?topic=Listed&by=time&queue=broker-a:1")
     assert ids_in(queue)[-1] == receipts[1].offset_id
     assert len(ids_in(queue)) == 40
@@ -244,20 +244,20 @@ def test_a_topic_is_listed_backwards_and_each_message_once(broker, visitor):
         ("by=colour", "not by 'colour'"),
     ],
 )
-def test_a_wrong_list_says_what_is_wrong(broker, visitor, fields, reason):
+def test_an_invalid_message_list_says_what_is_wrong(broker, visitor, fields, reason):
     send_all(broker.names, "Listed", [], queues=3)
     page = visitor.get(f"/messages?{fields}")
     assert page.status_code in {400, 404}
     assert reason in text_of(page)
 
 
-def test_a_cursor_from_nowhere_begins_at_the_newest_message(broker, visitor):
+def test_an_out_of_range_cursor_starts_at_the_newest_message(broker, visitor):
     (receipt,) = send_all(broker.names, "Cursor", [Message(topic="Cursor", body=b"x")])
     page = visitor.get(f"/messages?topic=Cursor&by=time&cursor={'9' * 19}")
     assert ids_in(page) == [receipt.offset_id]
 
 
-def test_hostile_keys_and_bodies_are_rows_like_others(broker, visitor):
+def test_hostile_keys_and_bodies_are_listed_escaped(broker, visitor):
     body = HOSTILE.encode() * 10_000
     key = HOSTILE.replace(" ", "").replace("\x1b", "")
     sent = [
@@ -270,14 +270,14 @@ def test_hostile_keys_and_bodies_are_rows_like_others(broker, visitor):
     assert "\x1b" not in page.text
     assert len(page.text) < 50_000
     assert "ff 00" in page.text
-    found = visitor.get(f"/messages?topic=Hostile-1&wanted={quote(key)}")
-    assert len(ids_in(found)) == 1
+    matching = visitor.get(f"/messages?topic=Hostile-1&wanted={quote(key)}")
+    assert len(ids_in(matching)) == 1
 
 
 # Search
 
 
-def test_the_only_exact_hit_is_shown_itself(broker, visitor):
+def test_a_search_with_one_exact_match_opens_it(broker, visitor):
     (receipt,) = send_all(
         broker.names, "Found-7", [Message(topic="Found-7", body=b"x", keys=("only-here",))]
     )
@@ -294,7 +294,7 @@ def test_the_only_exact_hit_is_shown_itself(broker, visitor):
         assert str(page.url) == visitor.url + path
 
 
-def test_parts_of_names_are_listed_by_kind_and_cut(broker, visitor):
+def test_a_search_lists_partial_matches_by_kind_up_to_a_limit(broker, visitor):
     async def make(admin, _session):
         for number in range(25):
             await admin.create_topic(f"Many-{number:02}", queues=1)
@@ -309,7 +309,7 @@ def test_parts_of_names_are_listed_by_kind_and_cut(broker, visitor):
     assert 'href="/topics?search=many"' in page.text
 
 
-def test_a_search_that_finds_nothing_or_is_hostile_says_so(visitor):
+def test_a_search_without_matches_says_so_and_hostile_text_is_escaped(visitor):
     assert "Nothing has this name" in text_of(visitor.get("/search?for=no-such-thing"))
     assert "Search for a part of a name" in text_of(visitor.get("/search"))
     page = visitor.get(f"/search?for={quote(HOSTILE)}")
@@ -320,7 +320,7 @@ def test_a_search_that_finds_nothing_or_is_hostile_says_so(visitor):
 # Outboxes
 
 
-def test_outboxes_show_their_lag_and_a_database_that_is_away_hides_no_other(visitor):
+def test_outboxes_show_their_lag_although_another_database_is_unreachable(visitor):
     page = visitor.get("/outbox")
     shown = text_of(page)
     assert "rows that wait 60" in shown
@@ -359,7 +359,7 @@ def test_a_blocked_row_is_put_aside_and_tried_again(bank, visitor):
     engine.dispose()
 
 
-def test_rows_are_paged_and_wrong_ids_are_refused(visitor):
+def test_outbox_rows_are_paged_and_invalid_ids_are_refused(visitor):
     first = visitor.get("/outbox/rows?name=bank")
     second = visitor.get(next_page(first, "page-next"))
     assert len(re.findall(r'id="row-', first.text)) == 50
@@ -430,11 +430,11 @@ def test_a_break_shows_its_facts_and_what_people_noted(reports, visitor):
         ("/reconciliation?page=99", 200),
     ],
 )
-def test_a_wrong_address_of_a_report_says_so(visitor, path, status):
+def test_unusual_report_addresses_answer_with_the_right_status(visitor, path, status):
     assert visitor.get(path).status_code == status
 
 
-def test_a_directory_that_is_damaged_says_so_in_words(broker, tmp_path):
+def test_a_damaged_reports_directory_is_explained(broker, tmp_path):
     write_reports(tmp_path)
     (tmp_path / "runs" / str(DAY) / "current").write_text("{")
     with (
@@ -476,13 +476,13 @@ def pages(broker, reports):
     ]
 
 
-def test_every_view_fits_and_everybody_can_read_and_use_it(browser, console, pages):
+def test_every_view_fits_the_screen_and_is_accessible(browser, console, pages):
     with examined(browser) as shown:
         for path in pages:
             check_page(shown, console.url + path)
 
 
-def test_a_key_leads_to_the_search_unless_somebody_types(browser, console, broker):
+def test_the_slash_key_opens_the_search_unless_text_is_being_typed(browser, console, broker):
     send_all(broker.names, "Keyboard", [])
     with opened(browser) as shown:
         shown.goto(console.url + "/topics")
@@ -496,8 +496,8 @@ def test_a_key_leads_to_the_search_unless_somebody_types(browser, console, broke
 
 
 @pytest.mark.parametrize("name", ["steps", "message"])
-def test_the_pictures_of_the_docs_show_all_attempts(browser, console, broker, visitor, name):
-    """TXMQ_SCREENSHOTS=docs/images makes them again."""
+def test_the_pages_pictured_in_the_docs_show_all_attempts(browser, console, broker, visitor, name):
+    """TXMQ_SCREENSHOTS=docs/images renews the pictures."""
     topic = {"steps": "Transfers", "message": "Payments"}[name]
     body = b'{"payer": "ICBC-001", "payee": "CCB-001", "amount": 6000}'
     xid = park(broker.names, "transfer-4711", group="icbc", topic=topic, body=body)["transfer-4711"]
@@ -521,7 +521,7 @@ def test_the_pictures_of_the_docs_show_all_attempts(browser, console, broker, vi
 # Extras
 
 
-def test_a_console_starts_without_the_extras_that_it_is_not_given():
+def test_a_console_needs_extras_only_for_outboxes_and_reports():
     program = """
 import sys
 from txmq.console.app import console_app

@@ -35,7 +35,7 @@ def shop_postgres(postgres):
 
 @pytest.fixture(scope="session")
 def shop_mariadb():
-    """The same, as for PostgreSQL; where there is no server, nobody asks."""
+    """The same, as for PostgreSQL; unused where there is no server."""
     with wanted(mariadb.mariadb) as server, server.database() as url:
         yield url
 

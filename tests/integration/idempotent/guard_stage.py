@@ -87,9 +87,9 @@ class Group:
 
 
 def deaths(seed, keys, each):
-    """Who dies where: at every point so many of the first who come to it."""
+    """Which keys die at which point: ``each`` of the first that reach it."""
     chance = random.Random(seed)
-    # At all of them somebody has been for every key, or was killed with somebody else.
+    # Every key reaches all points, or was killed together with another one.
     return {point: sorted(chance.sample(range(keys // 2), each)) for point in POINTS}
 
 
@@ -119,7 +119,7 @@ async def fill(broker, topic, keys, seed):
 
 
 def is_consumed(broker, group, topic):
-    """Whether the group has acknowledged all that there is for it now."""
+    """Whether the group has acknowledged all messages that it has now."""
     retries = f"%RETRY%{group}"
     return broker.all_committed(group, topic, QUEUES) and (
         not broker.knows(retries) or broker.all_committed(group, retries, 1)
@@ -127,8 +127,8 @@ def is_consumed(broker, group, topic):
 
 
 async def until_consumed(broker, running, group, topic, count):
-    """Until the group has handled and acknowledged everything, and nothing has come for so long
-    that nothing can wait for its time any more.
+    """Wait until the group has handled and acknowledged everything, and long enough has passed
+    that no delayed message can still come.
     """
     loop = asyncio.get_running_loop()
     heard, was, is_quiet = loop.time(), -1, False

@@ -122,7 +122,7 @@ class Stage:
             return said.scalar() if said.returns_rows else None
 
     async def effect(self, attempt, key):
-        """What is to happen once."""
+        """The effect that must happen once."""
         if not self.is_in_front:
             self.order(INSERT, effect_key=key)
             return
@@ -138,7 +138,7 @@ class Stage:
         return self.order("SELECT count(*) FROM effects WHERE effect_key = :key", key=key)
 
     async def deliver(self, guard, key="order-1", **options):
-        """One delivery of a message, by whoever handles it well; the attempt."""
+        """Deliver a message once, to a consumer that handles it correctly; returns the attempt."""
         async with entered(guard.attempt(key, **options)) as attempt:
             if attempt.verdict.name == "FIRST":
                 await self.effect(attempt, key)
@@ -148,7 +148,7 @@ class Stage:
         return (await self.deliver(guard, key, **options)).verdict.name
 
     async def enter(self, attempt):
-        """The beginning of a block, where blocks do not lie in each other."""
+        """Begin an attempt, where blocks are not nested."""
         return drive(attempt.begin()) if self.is_blocking else await attempt.begin()
 
     async def leave(self, attempt, problem=None):

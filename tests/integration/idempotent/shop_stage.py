@@ -122,7 +122,7 @@ TABLES = [case for case in EVERYWHERE if case[0] == "table"]
 
 
 class Shop:
-    """A database, and the guard that is tried on it; looked at from aside."""
+    """A database, and the guard that is tested on it; read over a connection of the test's own."""
 
     def __init__(self, guard, kind, url):
         self.adapter = ADAPTERS[guard]
@@ -243,19 +243,19 @@ class Stage:
         return self.shop.adapter.key(self.shop, self.guard, name)
 
     async def call(self, function, *args, **named):
-        """What comes of a call, of either colour."""
+        """The result of a call, blocking or async."""
         if not self.guard.is_blocking:
             return await function(*args, **named)
         return await asyncio.to_thread(function, *args, **named)
 
     async def outside(self, waiting):
-        """What comes of something that must be awaited, for work of either colour."""
+        """The result of an awaitable, for blocking and async work."""
         if not self.guard.is_blocking:
             return await waiting
         return asyncio.run_coroutine_threadsafe(waiting, self._loop).result(30)
 
     async def effect(self, session, name):
-        """What is to happen once; where there is no session, at once."""
+        """The effect that must happen once; committed at once if there is no session."""
         if session is None:
             await self.outside(asyncio.to_thread(self.shop.order, effect(name)))
         else:

@@ -1,5 +1,5 @@
-"""The kit for users, tried on our own guard and real databases: it passes what is right, and
-catches what is not.
+"""The test kit for users, tried on our own guard and real databases: it accepts correct handlers,
+and catches wrong ones.
 
 TXMQ_SOAK delivers 10,000 keys, or as many as it says.
 """
@@ -78,7 +78,7 @@ def all_is_once(report, effects):
 
 
 @pytest.mark.parametrize(("kind", "count"), [("postgres", 150), ("sqlite", 100)])
-def test_a_table_of_keys_lets_everything_happen_once(blocking, kind, count):
+def test_a_unique_key_table_gives_every_key_one_effect(blocking, kind, count):
     engine, effects = blocking(kind)
     bill = idempotent(UniqueKeyTable(engine), key=lambda message: message.key)(work)
 
@@ -87,7 +87,7 @@ def test_a_table_of_keys_lets_everything_happen_once(blocking, kind, count):
     all_is_once(report, effects)
 
 
-def test_a_table_of_keys_lets_everything_happen_once_in_asyncio(effects_in):
+def test_an_async_unique_key_table_gives_every_key_one_effect(effects_in):
     effects = effects_in("postgres")
 
     async def story():
@@ -121,7 +121,7 @@ def test_a_handler_without_a_guard_is_caught(blocking):
         report.see_once(effects.by_key())
 
 
-def test_marking_what_is_done_before_it_is_done_is_caught(blocking):
+def test_marking_a_key_done_before_the_work_is_caught(blocking):
     engine, effects = blocking("postgres")
     bill = idempotent(MarkedFirst(engine), key=lambda message: message.key)(work)
 
@@ -133,8 +133,8 @@ def test_marking_what_is_done_before_it_is_done_is_caught(blocking):
         report.see_once(effects.by_key())
 
 
-def test_looking_before_the_work_and_marking_after_it_is_caught(blocking):
-    """Whoever comes at the same moment looks as well, and whoever dies in between has no mark."""
+def test_checking_before_the_work_and_marking_after_it_is_caught(blocking):
+    """A concurrent delivery passes the check too, and one that dies in between leaves no mark."""
     engine, effects = blocking("postgres")
     look = text("SELECT count(*) FROM txmq_done WHERE done_key = :key")
 

@@ -1,4 +1,4 @@
-"""The table of what is done: what it refuses, what its start sees, how it is cleaned."""
+"""The table of finished keys: what it refuses, what verify sees, how it is cleaned."""
 
 import asyncio
 import sqlite3
@@ -30,7 +30,7 @@ ROWS = 200
 
 
 @run_by(in_loop)
-async def test_keys_of_any_letters_and_length_are_told_apart(shop_with_table):
+async def test_keys_that_differ_only_in_case_accents_or_spaces_are_distinct(shop_with_table):
     names = ["a", "A", "ä", "a\u0308", "Å", " a", LONGEST, LONGEST[:-1] + "短", "%s :x ? '"]
 
     async with shop_with_table.stage() as stage:
@@ -44,7 +44,7 @@ async def test_keys_of_any_letters_and_length_are_told_apart(shop_with_table):
         assert done == names
 
 
-def test_what_no_database_would_tell_apart_is_no_key(shop_with_table):
+def test_keys_that_databases_cannot_tell_apart_are_refused(shop_with_table):
     async def story():
         async with shop_with_table.stage() as stage:
             function = stage.behind(plain(stage))
@@ -61,7 +61,7 @@ def test_what_no_database_would_tell_apart_is_no_key(shop_with_table):
     assert shop_with_table.effects == []
 
 
-def test_a_missing_table_is_named_with_what_to_do(shop_with_table):
+def test_a_missing_table_is_reported_with_the_command_that_creates_it(shop_with_table):
     shop = shop_with_table
     shop.order("DROP TABLE txmq_done")
 
@@ -79,7 +79,7 @@ def test_a_missing_table_is_named_with_what_to_do(shop_with_table):
     assert shop.effects == []
 
 
-def test_an_older_table_is_told_from_ours(shop_with_table):
+def test_a_table_of_an_older_version_is_refused(shop_with_table):
     shop_with_table.order("ALTER TABLE txmq_done RENAME COLUMN fingerprint TO print")
 
     async def story():
@@ -91,7 +91,7 @@ def test_an_older_table_is_told_from_ours(shop_with_table):
     shop_with_table.order("DROP TABLE txmq_done")
 
 
-def test_a_start_sees_that_all_is_well_and_leaves_nothing(shop_with_table):
+def test_verify_of_a_good_table_leaves_no_row(shop_with_table):
     async def story():
         async with shop_with_table.stage() as stage:
             await stage.guard.verify()
@@ -102,7 +102,7 @@ def test_a_start_sees_that_all_is_well_and_leaves_nothing(shop_with_table):
 
 
 @run_by(in_loop)
-async def test_a_start_at_which_somebody_has_the_database_says_so(shop_of):
+async def test_verify_of_a_locked_database_asks_to_try_again(shop_of):
     shop = shop_of("table", "sqlite")
 
     async with shop.stage() as stage:
@@ -117,7 +117,7 @@ async def test_a_start_at_which_somebody_has_the_database_says_so(shop_of):
     "kind", [kind for kind in MANY if "psycopg" not in kind and "django" not in kind]
 )
 def test_autocommit_is_refused(shop_of, kind):
-    """By a call as well: its row would stay though its function has failed."""
+    """Also at a call: its row would stay although its function failed."""
     shop = shop_of("table", kind)
 
     async def story():
@@ -133,7 +133,7 @@ def test_autocommit_is_refused(shop_of, kind):
     assert shop.order("SELECT count(*) FROM txmq_done") == [(0,)]
 
 
-def test_cleaning_removes_what_is_old_some_at_a_time(shop_with_table):
+def test_cleaning_removes_old_rows_in_batches(shop_with_table):
     shop = shop_with_table
 
     async def story():
@@ -167,7 +167,7 @@ def test_a_guard_over_a_blocking_engine_cleans_without_await(tmp_path):
 
 @pytest.mark.fault("D12")
 @run_by(in_loop)
-async def test_what_can_still_come_again_is_not_cleaned(shop_with_table):
+async def test_cleaning_within_the_redelivery_horizon_is_refused(shop_with_table):
     async with shop_with_table.stage() as stage:
         await stage.call(stage.behind(plain(stage)), "a")
         for too_short in (0, "4d", redelivery_horizon() - 1):
@@ -179,8 +179,8 @@ async def test_what_can_still_come_again_is_not_cleaned(shop_with_table):
 
 
 @pytest.mark.parametrize("kind", ["postgres-async", "psycopg-pool", *ON_MARIADB])
-def test_cleaning_beside_functions_hinders_nobody(shop_of, kind):
-    """Eight at work on new keys and old ones, and two who clean: no deadlock, no error."""
+def test_cleaning_does_not_disturb_concurrent_functions(shop_of, kind):
+    """Eight workers on new and old keys, and two that clean: no deadlock, no error."""
     shop = shop_of("table", kind)
     done = shop.done.table
     rows = [
@@ -215,7 +215,7 @@ def test_cleaning_beside_functions_hinders_nobody(shop_of, kind):
     assert shop.order("SELECT count(*) FROM txmq_done WHERE done_ms = 1") == [(0,)]
 
 
-def test_cleaning_waits_for_nobody_who_holds_an_old_row(shop_of):
+def test_cleaning_skips_locked_rows(shop_of):
     shop = shop_of("table", "postgres-async")
     rows = [{"scope": "s", "done_key": key, "fingerprint": "", "done_ms": 1} for key in "abc"]
 
@@ -231,7 +231,7 @@ def test_cleaning_waits_for_nobody_who_holds_an_old_row(shop_of):
     asyncio.run(story())
 
 
-def test_the_table_may_have_another_name_and_place(shop_of):
+def test_the_table_can_have_another_name_and_schema(shop_of):
     shop = shop_of("table", "postgres")
     shop.order("CREATE SCHEMA IF NOT EXISTS aside")
     shop.order("DROP TABLE IF EXISTS aside.done_here")
@@ -252,7 +252,7 @@ def test_the_table_may_have_another_name_and_place(shop_of):
         UniqueKeyTable(shop.engine, table="done; DROP TABLE effects")
 
 
-def test_a_rule_of_the_shop_is_told_as_it_is_and_frees_the_key(shop_with_table):
+def test_a_violated_constraint_is_raised_as_it_is_and_frees_the_key(shop_with_table):
     async def story():
         async with shop_with_table.stage() as stage:
 

@@ -1,4 +1,4 @@
-"""What every guard keeps to, with every kind of database: one suite, run for all of them."""
+"""The contract of all guards, on every kind of database: one suite, run for each of them."""
 
 import asyncio
 
@@ -37,7 +37,7 @@ def plain(stage):
 
 
 async def until_it_is_done(stage, function, *args):
-    """As a message that comes again: also a server may need a moment to notice who is gone."""
+    """Repeat a call as a redelivery would: a server may notice a lost connection late."""
     async with asyncio.timeout(30):
         while True:
             try:
@@ -49,7 +49,7 @@ async def until_it_is_done(stage, function, *args):
                     raise
 
 
-def test_what_is_done_is_not_done_again(shop):
+def test_a_finished_key_is_not_done_again(shop):
     async def story():
         async with shop.stage() as stage:
             function = stage.behind(plain(stage))
@@ -62,7 +62,7 @@ def test_what_is_done_is_not_done_again(shop):
     assert shop.effects == ["a", "b"]
 
 
-def test_another_process_knows_it_too(shop):
+def test_another_process_does_not_repeat_finished_work(shop):
     async def story():
         for _ in range(2):
             async with shop.stage() as stage:
@@ -89,7 +89,7 @@ def test_an_exception_frees_the_key(shop):
     assert shop.effects == ["a"]
 
 
-def test_what_was_done_before_an_exception_is_undone_in_the_session(shop_in_session):
+def test_an_exception_undoes_the_effects_in_the_session(shop_in_session):
     async def story():
         async with shop_in_session.stage() as stage:
 
@@ -108,7 +108,7 @@ def test_what_was_done_before_an_exception_is_undone_in_the_session(shop_in_sess
 
 
 @run_by(in_loop)
-async def test_who_is_cancelled_frees_the_key(shop):
+async def test_cancelling_the_function_frees_the_key(shop):
     async with shop.stage() as stage:
         if stage.guard.is_blocking:
             return
@@ -128,8 +128,8 @@ async def test_who_is_cancelled_frees_the_key(shop):
 
 
 @pytest.mark.fault("P15")
-def test_who_is_killed_inside_leaves_no_trace_in_the_session(shop_in_session):
-    """As the end of a process looks to the database."""
+def test_a_killed_attempt_leaves_no_effect_in_the_session(shop_in_session):
+    """The database sees the same as when a process ends."""
 
     async def story():
         async with shop_in_session.stage() as stage:
@@ -153,7 +153,7 @@ def test_who_is_killed_inside_leaves_no_trace_in_the_session(shop_in_session):
     assert shop_in_session.effects == ["a"]
 
 
-def test_later_is_nothing_done_and_no_key(shop):
+def test_returning_later_frees_the_key(shop):
     async def story():
         async with shop.stage() as stage:
 
@@ -169,7 +169,7 @@ def test_later_is_nothing_done_and_no_key(shop):
     assert shop.effects == ["a"]
 
 
-def test_another_scope_has_other_keys(shop):
+def test_scopes_have_separate_keys(shop):
     async def story():
         async with shop.stage() as stage:
             for scope in ("one", "other", "one", "other"):
@@ -180,7 +180,7 @@ def test_another_scope_has_other_keys(shop):
     assert shop.effects == ["a"] * (2 if shop.can("scopes") else 1)
 
 
-def test_something_else_under_the_same_key_is_a_conflict(shop):
+def test_another_payload_under_the_same_key_is_a_conflict(shop):
     if not shop.can("conflicts"):
         return
 
@@ -198,7 +198,7 @@ def test_something_else_under_the_same_key_is_a_conflict(shop):
     assert shop.effects == ["a"]
 
 
-def test_a_result_is_told_again(shop):
+def test_a_kept_result_is_returned_again(shop):
     if not shop.can("results"):
         return
 
@@ -244,7 +244,7 @@ def test_a_result_that_cannot_be_kept_undoes_the_work(shop_in_session):
 
 
 @run_by(in_loop)
-async def test_a_guard_without_room_for_results_says_so_at_once(shop):
+async def test_a_guard_that_cannot_keep_results_refuses_keeps_result(shop):
     async with shop.stage() as stage:
         if shop.can("results"):
             return
@@ -252,7 +252,7 @@ async def test_a_guard_without_room_for_results_says_so_at_once(shop):
             stage.behind(plain(stage), keeps_result=True)
 
 
-def test_who_comes_while_somebody_is_at_work_is_told_so(shop):
+def test_a_call_during_the_work_raises_key_in_progress(shop):
     if not shop.can("tells at once"):
         return
 
@@ -280,7 +280,7 @@ def test_who_comes_while_somebody_is_at_work_is_told_so(shop):
 
 
 @pytest.mark.fault("N9")
-def test_of_many_at_once_one_does_it(shop):
+def test_one_of_many_concurrent_calls_does_the_work(shop):
     async def story():
         async with shop.stage() as stage:
             function = stage.behind(plain(stage))
@@ -293,7 +293,7 @@ def test_of_many_at_once_one_does_it(shop):
     assert shop.effects == ["a"]
 
 
-def test_what_the_database_has_undone_is_tried_again_at_once(shop):
+def test_a_transaction_undone_by_the_database_is_retried_at_once(shop):
     async def story():
         async with shop.stage() as stage:
             calls = []
@@ -320,7 +320,7 @@ def test_what_the_database_has_undone_is_tried_again_at_once(shop):
 
 
 @run_by(in_loop)
-async def test_a_function_of_the_other_colour_is_refused_at_the_start(shop):
+async def test_a_sync_or_async_mismatch_with_the_guard_is_refused_at_decoration(shop):
     async with shop.stage() as stage:
 
         async def awaited(session):
@@ -334,7 +334,7 @@ async def test_a_function_of_the_other_colour_is_refused_at_the_start(shop):
             idempotent(stage.guard, key=str)(wrong)
 
 
-def test_what_is_no_key_is_refused(shop):
+def test_a_key_that_is_no_string_is_refused(shop):
     async def story():
         async with shop.stage() as stage:
             for wrong in (None, b"a", 7, object()):

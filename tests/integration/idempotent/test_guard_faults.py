@@ -1,4 +1,4 @@
-"""Connections that break, commits whose answers are lost, rivals: an effect stays one."""
+"""Broken connections, lost commit replies, concurrent calls: there is still one effect."""
 
 import asyncio
 
@@ -21,10 +21,10 @@ PROXIED = [case for case in SERVED if case[1] in WITHOUT_POOLS]
 @pytest.mark.fault("P16")
 @pytest.mark.parametrize("param", PROXIED, ids="-".join)
 @pytest.mark.parametrize(("cuts", "before"), [("before", []), ("after", ["a"])])
-def test_a_lost_answer_to_a_commit_is_unknown_and_the_next_call_knows(shop_of, param, cuts, before):
+def test_a_lost_commit_reply_is_unknown_until_the_next_call(shop_of, param, cuts, before):
     """Cut ``after``, it has committed."""
     shop = shop_of(*param)
-    a_row_for(shop, None, "a")  # Nobody asks for it by the proxy, which is served by this loop.
+    a_row_for(shop, None, "a")  # Before the proxy is used, which is served by this loop.
     again = []
 
     async def story():
@@ -54,7 +54,7 @@ def test_a_lost_answer_to_a_commit_is_unknown_and_the_next_call_knows(shop_of, p
 
 
 @pytest.mark.parametrize("param", PROXIED, ids="-".join)
-def test_a_connection_that_is_killed_inside_leaves_nothing(shop_of, param):
+def test_a_connection_killed_during_the_work_leaves_nothing(shop_of, param):
     shop = shop_of(*param)
 
     async def story():
@@ -76,7 +76,7 @@ def test_a_connection_that_is_killed_inside_leaves_nothing(shop_of, param):
 
 
 @pytest.mark.parametrize("guard", ["table", "version"])
-def test_a_real_serialization_failure_is_tried_again_at_once(shop_of, guard):
+def test_a_serialization_failure_is_retried_at_once(shop_of, guard):
     shop = shop_of(guard, "postgres-async")
 
     async def story():
@@ -105,7 +105,7 @@ def test_a_real_serialization_failure_is_tried_again_at_once(shop_of, guard):
     [case for case in EVERYWHERE if case[1] in {"postgres-async", "postgres", "mysql"}],
     ids="-".join,
 )
-def test_of_many_at_once_one_does_it_on_every_level(shop_of, param, level):
+def test_one_of_many_concurrent_calls_does_the_work_on_every_isolation_level(shop_of, param, level):
     shop = shop_of(*param)
 
     async def story():
@@ -113,8 +113,8 @@ def test_of_many_at_once_one_does_it_on_every_level(shop_of, param, level):
             function = stage.behind(plain(stage))
             for name in ("a", "b", "c"):
                 key = stage.key(name)
-                one = stage.behind(plain(stage), key=lambda *_, key=key: key)
-                await asyncio.gather(*(until_it_is_done(stage, one, name) for _ in range(8)))
+                guarded = stage.behind(plain(stage), key=lambda *_, key=key: key)
+                await asyncio.gather(*(until_it_is_done(stage, guarded, name) for _ in range(8)))
                 await stage.call(function, name)
 
     asyncio.run(story())
@@ -124,7 +124,7 @@ def test_of_many_at_once_one_does_it_on_every_level(shop_of, param, level):
 
 @pytest.mark.parametrize("kind", ["postgres", "postgres-async"])
 @pytest.mark.parametrize("guard", ["table", "version"])
-def test_tables_that_only_sqlalchemy_can_name_are_asked_through_it(shop_of, guard, kind):
+def test_guards_honour_a_schema_translate_map(shop_of, guard, kind):
     shop = shop_of(guard, kind)
     shop.order("DROP SCHEMA IF EXISTS elsewhere CASCADE")
     shop.order("CREATE SCHEMA elsewhere")

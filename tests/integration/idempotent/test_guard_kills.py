@@ -60,13 +60,13 @@ def effects_in(request, tmp_path):
         ),
     ],
 )
-def test_every_key_has_one_effect_whoever_is_killed(
+def test_every_key_has_one_effect_although_consumers_are_killed(
     request, broker, tmp_path, effects_in, guard, kind, keys
 ):
     effects = effects_in(kind)
     store = request.getfixturevalue("redis_server").url if "redis" in guard else ""
     is_async = kind.endswith("async")
-    each = soak(2, 20)
+    kills = soak(2, 20)
 
     group = overdriven(
         broker,
@@ -76,24 +76,24 @@ def test_every_key_has_one_effect_whoever_is_killed(
         store=store,
         is_async=is_async,
         keys=keys,
-        each=each,
+        each=kills,
         handlers=1 if kind == "sqlite" else 4,
     )
 
-    found = effects.by_key()
-    assert {key: count for key, count in found.items() if count != 1} == {}
-    assert len(found) == effects.balance() == effects.rows_done() == keys
+    effects_by_key = effects.by_key()
+    assert {key: count for key, count in effects_by_key.items() if count != 1} == {}
+    assert len(effects_by_key) == effects.balance() == effects.rows_done() == keys
     words = group.words
-    assert group.handled == {f"{key}/{copy}" for key in found for copy in range(TIMES)}
+    assert group.handled == {f"{key}/{copy}" for key in effects_by_key for copy in range(TIMES)}
     assert not words["failed"], group.tail()
     assert set(words["killed"]) == set(POINTS)
-    assert words["killed"].total() > each * len(POINTS) // 2
+    assert words["killed"].total() > kills * len(POINTS) // 2
     count = {word: heard.total() for word, heard in words.items()}
     print(f"{guard} on {kind}, {keys} keys: {count}")
 
 
-def test_a_guard_that_loses_what_it_has_marked_is_found_out(broker, tmp_path, effects_in):
-    """The same kills, and a guard that is known to be wrong."""
+def test_a_guard_that_marks_before_the_work_is_caught_losing_effects(broker, tmp_path, effects_in):
+    """The same kills, with a guard that is known to be wrong."""
     effects = effects_in("postgres")
 
     group = overdriven(

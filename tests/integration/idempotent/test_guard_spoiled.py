@@ -24,14 +24,16 @@ def keeping(shop, keeps):
 
 
 async def goes_on(session, name):
-    """Where somebody watches, nobody gets on after an end."""
+    """Try a statement after an end of the transaction; a session that notices it refuses."""
     with contextlib.suppress(Exception):
         await said(session, effect(name))
 
 
 @KEEPS
 @pytest.mark.parametrize("says_more", [False, True])
-def test_a_commit_inside_is_noticed_and_nothing_is_done_twice(shop_in_session, keeps, says_more):
+def test_a_commit_inside_the_function_is_noticed_and_nothing_is_done_twice(
+    shop_in_session, keeps, says_more
+):
     shop = shop_in_session
 
     async def story():
@@ -54,7 +56,7 @@ def test_a_commit_inside_is_noticed_and_nothing_is_done_twice(shop_in_session, k
 
 @KEEPS
 @pytest.mark.parametrize(("param", "end"), ENDS)
-def test_what_follows_a_rollback_inside_is_not_committed_without_its_key(
+def test_effects_after_a_rollback_inside_are_not_committed_without_their_key(
     shop_of, param, end, keeps
 ):
     shop = shop_of(*param)
@@ -77,7 +79,7 @@ def test_what_follows_a_rollback_inside_is_not_committed_without_its_key(
 
 
 @KEEPS
-def test_an_error_that_was_caught_inside_cannot_look_like_a_commit(shop_in_session, keeps):
+def test_a_swallowed_database_error_cannot_look_like_a_commit(shop_in_session, keeps):
     shop = shop_in_session
 
     async def story():
@@ -102,7 +104,7 @@ def test_an_error_that_was_caught_inside_cannot_look_like_a_commit(shop_in_sessi
 
 
 @KEEPS
-def test_a_savepoint_that_is_left_open_is_no_end(shop_in_session, keeps):
+def test_an_open_savepoint_is_not_taken_for_an_end(shop_in_session, keeps):
     shop = shop_in_session
 
     async def story():
@@ -122,7 +124,7 @@ def test_a_savepoint_that_is_left_open_is_no_end(shop_in_session, keeps):
 
 
 @pytest.mark.parametrize("param", HOLDING_ROWS, ids=lambda case: case[1])
-def test_rows_that_sqlite_waits_for_are_named_and_nothing_is_done(shop_of, param):
+def test_unread_returning_rows_in_sqlite_are_reported_and_nothing_is_done(shop_of, param):
     shop, held = shop_of(*param), []
 
     async def story():

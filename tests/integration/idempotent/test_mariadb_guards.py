@@ -12,7 +12,7 @@ from txmq.errors import OutcomeUnknown
 
 @pytest.mark.parametrize("kind", ON_MARIADB[:1])
 @pytest.mark.parametrize("guard", ["table", "version"])
-def test_a_statement_that_ends_the_transaction_by_the_way_is_noticed(shop_of, guard, kind):
+def test_an_implicit_commit_is_noticed(shop_of, guard, kind):
     shop = shop_of(guard, kind)
 
     async def story():

@@ -1,4 +1,4 @@
-"""Redis in front of a table: whatever happens to it, nothing is done twice and nothing left out."""
+"""Redis in front of a table: accidents of Redis cause no repeated and no missing effect."""
 
 import asyncio
 import logging
@@ -86,7 +86,7 @@ async def test_whatever_happens_to_redis_there_is_one_effect(stage, accident, mo
             async def is_done():
                 return await stage.verdict(guard, KEY) == "DONE"
 
-            await until(is_done)  # A claim that was heard late has a lease.
+            await until(is_done)  # A claim that arrived late has a lease.
         finally:
             if not is_mended:
                 MENDED.get(accident, nothing)(stage.server)
@@ -95,7 +95,7 @@ async def test_whatever_happens_to_redis_there_is_one_effect(stage, accident, mo
 
 @pytest.mark.fault("D11")
 @awaited
-async def test_work_that_outlasts_its_lease_is_done_by_one(stage):
+async def test_work_that_outlasts_its_lease_is_done_once(stage):
     async with stage:
         guard, another = stage.guard(lease=0.1), stage.guard(lease=0.1)
 
@@ -115,7 +115,7 @@ async def test_work_that_outlasts_its_lease_is_done_by_one(stage):
 
 
 def count_questions(stage):
-    """From now on, of every engine that a guard has by now."""
+    """Count from now on, for every engine that guards have."""
     stage.questions = 0
     for engine in stage.sources:
 
@@ -129,7 +129,7 @@ def asked(stage):
 
 
 @awaited
-async def test_what_redis_knows_to_be_done_costs_the_database_nothing(stage):
+async def test_a_key_that_redis_knows_as_done_needs_no_database_query(stage):
     async with stage:
         guard, another = stage.guard(), stage.guard()
         await stage.deliver(guard, KEY, payload=b"two cups")
@@ -145,13 +145,15 @@ async def test_what_redis_knows_to_be_done_costs_the_database_nothing(stage):
 
 
 @awaited
-async def test_what_redis_has_forgotten_it_learns_again_as_the_table_has_it(stage):
+async def test_redis_learns_a_forgotten_key_again_from_the_table(stage):
     async with stage:
         guard = stage.guard()
         async with entered(guard.attempt(KEY, payload=b"two cups")) as attempt:
             attempt.keep("a receipt")
         stage.server.flush()
-        assert await stage.verdict(guard, KEY) == "DONE"  # By somebody who compares nothing.
+        assert (
+            await stage.verdict(guard, KEY) == "DONE"
+        )  # By a caller without a payload to compare.
         count_questions(stage)
 
         again = await stage.deliver(guard, KEY, payload=b"two cups")
@@ -162,7 +164,7 @@ async def test_what_redis_has_forgotten_it_learns_again_as_the_table_has_it(stag
 
 
 @awaited
-async def test_a_commit_that_fails_is_not_done_for_redis_either(stage):
+async def test_a_failed_commit_is_not_recorded_as_done_in_redis(stage):
     async with stage:
         stage.order("CREATE TABLE cups (number INT UNIQUE DEFERRABLE INITIALLY DEFERRED)")
         guard = stage.guard()
@@ -182,7 +184,7 @@ async def test_a_commit_that_fails_is_not_done_for_redis_either(stage):
 
 
 @awaited
-async def test_a_commit_that_is_not_certain_is_the_table_s_to_know(stage):
+async def test_after_an_unknown_commit_the_table_decides_and_not_redis(stage):
     async with stage:
         guard = stage.guard()
 
@@ -198,7 +200,7 @@ async def test_a_commit_that_is_not_certain_is_the_table_s_to_know(stage):
 
 
 @awaited
-async def test_a_stuck_redis_is_waited_for_once_a_second_and_said_once(stage, caplog):
+async def test_a_stuck_redis_is_asked_once_a_second_and_logged_once(stage, caplog):
     caplog.set_level(logging.INFO, logger="txmq.idempotent.redis")
     async with stage:
         guard = stage.guard(stage.client(socket_timeout=0.1), clock=Still())
@@ -214,7 +216,7 @@ async def test_a_stuck_redis_is_waited_for_once_a_second_and_said_once(stage, ca
 
 
 class Hasty:
-    """A clock by which Redis is soon asked again."""
+    """A fast clock, by which Redis is soon asked again."""
 
     def monotonic(self):
         return SystemClock().monotonic() * 50
@@ -228,7 +230,7 @@ class Still:
 
 
 @awaited
-async def test_a_full_redis_is_as_good_as_none(stage):
+async def test_a_full_redis_leaves_the_decision_to_the_table(stage):
     async with stage:
         guard = stage.guard()
         with stage.server.room(1):
@@ -239,7 +241,7 @@ async def test_a_full_redis_is_as_good_as_none(stage):
 
 
 @awaited
-async def test_a_database_that_is_set_back_is_the_case_that_is_left(stage):
+async def test_redis_still_reports_a_key_as_done_after_the_database_is_set_back(stage):
     async with stage:
         guard = stage.guard()
         await stage.deliver(guard, KEY)
@@ -254,8 +256,8 @@ async def test_a_database_that_is_set_back_is_the_case_that_is_left(stage):
 
 
 @pytest.mark.fault("D9", "D10")
-def test_any_number_of_deliveries_in_any_weather_make_one_effect(stage):
-    """Every message five times, among its neighbours, to eight consumers, some of whom die."""
+def test_repeated_deliveries_during_redis_accidents_have_one_effect_each(stage):
+    """Every message is delivered five times, among its neighbours, to eight consumers; some die."""
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     chance = random.Random(seed)
@@ -283,7 +285,7 @@ def test_any_number_of_deliveries_in_any_weather_make_one_effect(stage):
 
 
 def weather(server, chance, is_over):
-    """From this thread, with which the servers that it starts would die."""
+    """Cause accidents from this thread: servers die with the thread that starts them."""
     calm_s = 0.2
     while not is_over.wait(calm_s):
         calm_s = chance.uniform(0.05, 0.3)

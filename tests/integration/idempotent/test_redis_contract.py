@@ -1,4 +1,4 @@
-"""What guards in Redis keep to while it is well: alone, before a table, blocking and asyncio's."""
+"""Guards in Redis while Redis works: alone, before a table, blocking and async."""
 
 import asyncio
 import contextlib
@@ -28,14 +28,14 @@ async def test_a_key_is_first_once_and_then_done(stage):
     async with stage:
         guard, another = stage.guard(), stage.guard()
 
-        said = [await stage.verdict(one) for one in (guard, guard, another)]
+        said = [await stage.verdict(asked) for asked in (guard, guard, another)]
 
         assert said == ["FIRST", "DONE", "DONE"]
         assert stage.effects("order-1") == 1
 
 
 @awaited
-async def test_a_key_at_which_somebody_is_is_in_progress_and_not_done(stage):
+async def test_a_key_with_an_open_attempt_is_in_progress(stage):
     async with stage:
         guard, another = stage.guard(), stage.guard()
 
@@ -64,7 +64,7 @@ async def test_work_that_fails_frees_the_key_at_once(stage, problem):
 
 @pytest.mark.parametrize("stage", ["redis-async", "front-async"], indirect=True)
 @awaited
-async def test_a_task_that_is_cancelled_frees_the_key(stage):
+async def test_a_cancelled_task_frees_the_key(stage):
     async with stage:
         guard, inside = stage.guard(), asyncio.Event()
 
@@ -84,7 +84,7 @@ async def test_a_task_that_is_cancelled_frees_the_key(stage):
 
 @pytest.mark.parametrize("stage", ["redis-async", "front-async"], indirect=True)
 @awaited
-async def test_so_does_one_that_is_cancelled_while_it_asks(stage):
+async def test_a_task_cancelled_while_it_claims_the_key_frees_it(stage):
     heard = asyncio.Event()
 
     class Slow(redis.asyncio.Redis):
@@ -109,7 +109,7 @@ async def test_so_does_one_that_is_cancelled_while_it_asks(stage):
 
 
 @awaited
-async def test_an_attempt_is_entered_once(stage):
+async def test_an_attempt_cannot_be_entered_twice(stage):
     async with stage, entered(stage.guard().attempt("order-1")) as attempt:
         with pytest.raises(UsageError, match="ask"):
             await stage.enter(attempt)
@@ -117,7 +117,7 @@ async def test_an_attempt_is_entered_once(stage):
 
 @pytest.mark.fault("P17")
 @awaited
-async def test_who_is_killed_leaves_the_key_until_the_lease_is_over(stage):
+async def test_a_killed_attempt_holds_the_key_until_its_lease_ends(stage):
     async with stage:
         guard = stage.guard(lease=0.3)
 
@@ -134,7 +134,7 @@ async def test_who_is_killed_leaves_the_key_until_the_lease_is_over(stage):
 
 
 @awaited
-async def test_something_else_under_the_same_key_is_a_conflict(stage):
+async def test_another_payload_under_the_same_key_is_a_conflict(stage):
     async with stage:
         guard = stage.guard()
         await stage.deliver(guard, payload=b"two cups")
@@ -149,7 +149,7 @@ async def test_something_else_under_the_same_key_is_a_conflict(stage):
 
 
 @awaited
-async def test_what_is_not_done_yet_is_no_conflict(stage):
+async def test_another_payload_is_no_conflict_before_the_work_is_done(stage):
     async with stage:
         guard = stage.guard()
 
@@ -179,7 +179,7 @@ async def test_a_result_comes_back_as_it_was_kept(stage, decodes):
 
 
 @awaited
-async def test_scopes_are_apart(stage):
+async def test_keys_of_different_scopes_are_separate(stage):
     async with stage:
         guard = stage.guard()
         named = [("a", "b:c"), ("a:b", "c"), ("", "a:b:c"), ("a", "bc"), ("ab", "c")]
@@ -191,7 +191,7 @@ async def test_scopes_are_apart(stage):
 
 
 @awaited
-async def test_of_many_at_once_one_is_first(stage):
+async def test_one_of_many_concurrent_attempts_is_first(stage):
     async with stage:
         guards = [stage.guard() for _ in range(MANY)]
         said = []
@@ -199,7 +199,7 @@ async def test_of_many_at_once_one_is_first(stage):
             await asyncio.to_thread(crowd_of_threads, stage, guards, said)
         else:
             for key in range(KEYS):
-                deliveries = [stage.verdict(one, f"order-{key}") for one in guards]
+                deliveries = [stage.verdict(guard, f"order-{key}") for guard in guards]
                 said += await asyncio.gather(*deliveries)
 
         assert len(said) == KEYS * MANY
@@ -221,7 +221,7 @@ def crowd_of_threads(stage, guards, said):
 
 
 @awaited
-async def test_a_function_behind_it_is_called_once(stage):
+async def test_a_guarded_function_is_called_once(stage):
     async with stage:
         guard, called = stage.guard(), []
 
@@ -248,7 +248,7 @@ async def test_a_function_behind_it_is_called_once(stage):
 
 @pytest.mark.parametrize("stage", ["redis", "front"], indirect=True)
 @awaited
-async def test_a_function_behind_it_says_who_is_at_work_and_what_does_not_fit(stage):
+async def test_a_guarded_function_raises_key_in_progress_and_key_conflict(stage):
     async with stage:
 
         @idempotent(stage.guard(), key=lambda key, *_: key, payload=lambda _, body: body, scope="x")
@@ -276,8 +276,8 @@ async def test_scripts_that_redis_has_forgotten_are_sent_again(stage):
 
 @pytest.mark.parametrize("stage", ALONE, indirect=True)
 @awaited
-async def test_what_a_client_sends_twice_is_done_once(stage):
-    """redis-py sends a command again by default when it has had no answer."""
+async def test_a_command_that_the_client_sends_twice_takes_effect_once(stage):
+    """By default redis-py sends a command again when no answer comes."""
     async with stage:
         attempt, another = stage.guard().attempt("order-1"), stage.guard().attempt("order-1")
         lease, theirs = attempt._lease, another._lease
@@ -297,7 +297,7 @@ async def test_what_a_client_sends_twice_is_done_once(stage):
 
 
 @awaited
-async def test_keys_go_by_themselves(stage):
+async def test_keys_expire_by_themselves(stage):
     async with stage:
         guard = stage.guard(lease=60, keep=3600, horizon=3600)
 
@@ -310,7 +310,7 @@ async def test_keys_go_by_themselves(stage):
         assert 3_590_000 < stage.server.order("PTTL", key) <= 3_600_000
 
 
-def test_a_cluster_will_do(tmp_path):
+def test_a_redis_cluster_can_hold_the_keys(tmp_path):
     from tests.servers.database_server import wanted
     from tests.servers.redis_server import redis_server
 

@@ -1,4 +1,4 @@
-"""Redis alone: what it tolerates, and the second effects that its guard's docstring speaks of."""
+"""Redis alone: what it tolerates, and the second effects that its guard's docstring describes."""
 
 import logging
 
@@ -39,7 +39,7 @@ def other_programs(stage):
 
 @pytest.mark.parametrize("lose", LOSSES)
 @awaited
-async def test_what_redis_forgets_is_done_again(stage, lose):
+async def test_a_key_that_redis_forgets_is_done_again(stage, lose):
     async with stage:
         guard, another = other_programs(stage)
         await stage.deliver(guard, KEY)
@@ -53,7 +53,7 @@ async def test_what_redis_forgets_is_done_again(stage, lose):
 
 @pytest.mark.parametrize("lose", LOSSES)
 @awaited
-async def test_what_redis_forgets_during_the_work_is_said_and_known_later(stage, lose):
+async def test_a_key_lost_during_the_work_raises_and_is_recorded_as_done(stage, lose):
     async with stage:
         guard = stage.guard()
 
@@ -69,7 +69,7 @@ async def test_what_redis_forgets_during_the_work_is_said_and_known_later(stage,
 
 
 @awaited
-async def test_work_that_outlasts_its_lease_is_done_by_two_and_the_first_is_told(stage):
+async def test_work_that_outlasts_its_lease_is_done_twice_and_the_first_raises(stage):
     async with stage:
         guard, another = other_programs(stage)
 
@@ -88,7 +88,7 @@ async def test_work_that_outlasts_its_lease_is_done_by_two_and_the_first_is_told
 
 @pytest.mark.fault("D11")
 @awaited
-async def test_who_is_late_neither_ends_nor_frees_what_is_another_s(stage):
+async def test_a_late_attempt_neither_finishes_nor_frees_the_lease_of_another(stage):
     async with stage:
         brief, guard = stage.guard(lease=0.1), stage.guard()
         late, later, theirs = brief.attempt(KEY), brief.attempt(KEY), guard.attempt(KEY)
@@ -110,7 +110,7 @@ async def test_who_is_late_neither_ends_nor_frees_what_is_another_s(stage):
 
 
 @awaited
-async def test_a_redis_that_is_away_lets_nothing_be_done(stage):
+async def test_nothing_is_done_while_redis_is_down(stage):
     async with stage:
         guard = stage.guard()
         stage.server.kill()
@@ -126,7 +126,7 @@ async def test_a_redis_that_is_away_lets_nothing_be_done(stage):
 
 
 @awaited
-async def test_a_redis_that_is_stuck_lets_nothing_be_done(stage):
+async def test_nothing_is_done_while_redis_is_stuck(stage):
     async with stage:
         guard = stage.guard(lease=0.1)
         await stage.deliver(guard, "another")
@@ -138,7 +138,7 @@ async def test_a_redis_that_is_stuck_lets_nothing_be_done(stage):
             stage.server.resume()
         assert stage.effects(KEY) == 0
 
-        # It may have taken the claim of who is gone, and then the lease frees it.
+        # Redis may have taken the claim of the failed call; then its lease frees it.
         async def is_free():
             return await stage.verdict(guard, KEY) == "FIRST"
 
@@ -148,7 +148,7 @@ async def test_a_redis_that_is_stuck_lets_nothing_be_done(stage):
 
 @pytest.mark.parametrize("away", ["killed", "stuck"])
 @awaited
-async def test_a_redis_that_is_away_at_the_end_is_only_logged_and_it_is_done_again(
+async def test_redis_failing_at_the_end_of_the_work_is_logged_and_the_work_repeated(
     stage, away, caplog
 ):
     caplog.set_level(logging.WARNING)
@@ -173,12 +173,12 @@ async def test_a_redis_that_is_away_at_the_end_is_only_logged_and_it_is_done_aga
             return await stage.verdict(guard, KEY) != "IN_PROGRESS"
 
         await until(is_known)
-        # A Redis that was stuck may have heard it all the same.
+        # A stuck Redis may still have received the command.
         assert stage.effects(KEY) == 2 if away == "killed" else stage.effects(KEY) in (1, 2)
 
 
 @awaited
-async def test_a_redis_that_is_away_when_the_work_fails_hides_nothing(stage, caplog):
+async def test_redis_being_down_when_the_work_fails_is_only_logged(stage, caplog):
     caplog.set_level(logging.WARNING)
     async with stage:
         attempt = await stage.enter(stage.guard().attempt(KEY))
@@ -193,7 +193,7 @@ async def test_a_redis_that_is_away_when_the_work_fails_hides_nothing(stage, cap
 
 
 @awaited
-async def test_something_of_somebody_else_s_is_not_taken_for_ours(stage):
+async def test_foreign_values_under_our_redis_keys_are_refused(stage):
     async with stage:
         guard = stage.guard()
         stage.server.order("SET", f"txmq:done:\0{KEY}", "d:what?")
@@ -205,7 +205,7 @@ async def test_something_of_somebody_else_s_is_not_taken_for_ours(stage):
 
 
 @awaited
-async def test_a_redis_that_keeps_a_log_remembers(stage):
+async def test_redis_with_an_append_only_file_remembers_after_a_kill(stage):
     logged = ("--appendonly", "yes", "--appendfsync", "always")
     with wanted(lambda: server_with(*logged, is_own=True)) as server:
         stage.server = server

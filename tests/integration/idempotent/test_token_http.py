@@ -1,4 +1,4 @@
-"""An endpoint that is called again: a lost answer comes back, also from a new process."""
+"""An endpoint that is called again: it repeats a lost response, even from a new process."""
 
 import asyncio
 import contextlib
@@ -53,7 +53,7 @@ def process(url, **environ):
         started.stdout.close()
 
 
-def test_a_lost_answer_comes_back_from_another_process(shop_of):
+def test_a_lost_response_is_returned_by_another_process(shop_of):
     """The first dies by kill -9 between the commit and the answer."""
     shop = shop_of("table", "postgres")
 
@@ -106,7 +106,7 @@ def shop_insert(order):
     return EFFECTS.insert().values(name=order, amount=1)
 
 
-def test_of_two_requests_at_once_one_works_and_the_other_comes_again(shop_of):
+def test_the_second_of_two_concurrent_requests_is_asked_to_retry(shop_of):
     shop = shop_of("table", "postgres")
 
     async def story():

@@ -1,4 +1,4 @@
-"""Bumping in a transaction of the application's own, and statements of its own."""
+"""Bumps in transactions of the application, and updates that it writes itself."""
 
 import asyncio
 import contextlib
@@ -65,7 +65,7 @@ def bank(shape, shop_of):
     return shop_of("version", SHAPES[shape])
 
 
-def test_a_bump_says_whether_it_is_this_ones_turn(bank, shape):
+def test_a_bump_returns_first_or_done_or_raises_a_version_gap(bank, shape):
     guard = VersionGuard(bank.engine, Account)
 
     async def bump(version, **how):
@@ -93,7 +93,7 @@ def test_a_bump_says_whether_it_is_this_ones_turn(bank, shape):
     assert bank.order("SELECT version, balance FROM account") == [(3, 7)]
 
 
-def test_a_bump_that_is_rolled_back_has_not_been(bank, shape):
+def test_a_rolled_back_bump_can_be_repeated(bank, shape):
     bank.order("INSERT INTO account VALUES ('a', 1, 0)")
     guard = VersionGuard(bank.engine, Account)
 
@@ -109,7 +109,7 @@ def test_a_bump_that_is_rolled_back_has_not_been(bank, shape):
     assert bank.order("SELECT version FROM account") == [(1,)]
 
 
-def test_a_gap_leaves_the_transaction_as_it_is(bank, shape):
+def test_a_version_gap_leaves_the_transaction_usable(bank, shape):
     bank.order("INSERT INTO account VALUES ('a', 1, 0)")
     guard = VersionGuard(bank.engine, Account)
 
@@ -124,7 +124,7 @@ def test_a_gap_leaves_the_transaction_as_it_is(bank, shape):
     assert bank.order("SELECT version FROM account") == [(2,)]
 
 
-def test_a_statement_of_ones_own_is_judged(bank, shape):
+def test_judge_evaluates_an_update_of_the_application(bank, shape):
     bank.order("INSERT INTO account VALUES ('a', 1, 0)")
     guard = VersionGuard(bank.engine, Account)
 
@@ -150,7 +150,7 @@ def test_a_statement_of_ones_own_is_judged(bank, shape):
     assert bank.order("SELECT version, balance FROM account") == [(2, 10)]
 
 
-def test_what_was_loaded_before_a_bump_is_read_anew(shop_of):
+def test_an_object_loaded_before_a_bump_is_refreshed(shop_of):
     bank = shop_of("version", "postgres")
     bank.order("INSERT INTO account VALUES ('a', 1, 0), ('b', 1, 0)")
     guard = VersionGuard(bank.engine, Account)
@@ -167,7 +167,7 @@ def test_what_was_loaded_before_a_bump_is_read_anew(shop_of):
     assert bank.order("SELECT version, balance FROM account WHERE id = 'a'") == [(3, 11)]
 
 
-def test_a_session_that_commits_each_statement_is_refused(shop_of):
+def test_an_autocommit_connection_is_refused(shop_of):
     bank = shop_of("version", "postgres")
     bank.order("INSERT INTO account VALUES ('a', 1, 0)")
     guard = VersionGuard(bank.engine, Account)

@@ -64,7 +64,7 @@ async def rows(session, statement):
 
 
 def guarded(shop, story, kind=None, engine=None, **how):
-    """Run a story with a guard that is made so."""
+    """Run a story with a guard made with these settings."""
 
     async def main():
         inserts = how.pop("inserts", insert)
@@ -107,7 +107,7 @@ def test_versions_are_done_in_order_and_once(bank):
 
 
 @pytest.mark.fault("M11")
-def test_what_was_overtaken_is_dropped(bank):
+def test_an_overtaken_version_is_dropped(bank):
     """Version 3 came, then version 2."""
 
     async def story(told):
@@ -121,7 +121,7 @@ def test_what_was_overtaken_is_dropped(bank):
     assert versions(bank) == {"a": 5}
 
 
-def test_a_gap_is_told_and_nothing_is_done(bank):
+def test_a_version_gap_raises_and_nothing_is_done(bank):
     async def story(told):
         with pytest.raises(VersionGap) as caught:
             await told.comes("a", 2)
@@ -137,7 +137,7 @@ def test_a_gap_is_told_and_nothing_is_done(bank):
     assert bank.effects == ["a 1", "a 2", "a 3"]
 
 
-def test_a_gap_is_waited_for_without_a_connection(bank):
+def test_waiting_for_a_version_gap_holds_no_connection(bank):
     engine = {} if bank.kind.startswith("psycopg") or "django" in bank.kind else {"pool_size": 1}
 
     async def story(told):
@@ -153,7 +153,7 @@ def test_a_gap_is_waited_for_without_a_connection(bank):
     assert len(bank.effects) == 4
 
 
-def test_a_gap_is_waited_for_no_longer_than_that(bank):
+def test_a_version_gap_is_waited_for_only_until_the_limit(bank):
     async def story(told):
         await told.comes("a", 1)
         with pytest.raises(VersionGap):
@@ -164,7 +164,7 @@ def test_a_gap_is_waited_for_no_longer_than_that(bank):
     assert bank.effects == ["a 1"]
 
 
-def test_shuffled_and_doubled_versions_of_rows_are_each_done_once(bank):
+def test_shuffled_and_repeated_versions_are_each_done_once(bank):
     coming = [(key, version) for key in "ab" for version in range(1, LAST + 1)] * 3
     random.Random(7).shuffle(coming)
 
@@ -194,7 +194,7 @@ NEW += [("sqlite", "SERIALIZABLE"), ("postgres", "READ COMMITTED")]
 
 
 @pytest.mark.parametrize(("kind", "level"), NEW)
-def test_of_many_first_versions_at_once_one_inserts_the_row(shop_of, kind, level):
+def test_one_of_many_concurrent_first_versions_inserts_the_row(shop_of, kind, level):
     bank = shop_of("version", kind)
 
     async def story(told):
@@ -209,7 +209,7 @@ def test_of_many_first_versions_at_once_one_inserts_the_row(shop_of, kind, level
 
 
 def test_in_postgres_the_first_version_may_be_an_upsert(postgres_bank):
-    """Its lock lets one work after the other, where no key would collide."""
+    """The row lock serializes the calls, where no key would collide."""
 
     def upsert(key, version):
         return f"{insert(key, version)} ON CONFLICT (id) DO UPDATE SET balance = 1"
@@ -224,7 +224,7 @@ def test_in_postgres_the_first_version_may_be_an_upsert(postgres_bank):
 
 
 @pytest.mark.parametrize("inserts", [lambda *_: "SELECT 1", lambda key, _: insert(key, 7)])
-def test_a_function_that_leaves_out_the_first_version_is_told(bank, inserts):
+def test_a_function_that_does_not_insert_the_first_version_is_refused(bank, inserts):
     async def story(told):
         with pytest.raises(UsageError, match="must insert its row"):
             await told.comes("a", 1)
@@ -234,7 +234,7 @@ def test_a_function_that_leaves_out_the_first_version_is_told(bank, inserts):
     assert (bank.effects, versions(bank)) == ([], {})
 
 
-def test_another_collision_with_the_first_version_is_told_as_it_is(postgres_bank):
+def test_a_duplicate_of_another_row_at_the_first_version_is_raised_as_it_is(postgres_bank):
     postgres_bank.order(insert("taken", 1))
     calls = []
 
@@ -253,7 +253,7 @@ def test_another_collision_with_the_first_version_is_told_as_it_is(postgres_bank
     assert postgres_bank.effects == []
 
 
-def test_new_rows_may_begin_with_another_version(bank):
+def test_new_rows_can_start_at_another_version(bank):
     async def story(told):
         for wrong in (9, 0):
             with pytest.raises(UsageError, match="from 10 on"):
@@ -268,7 +268,7 @@ def test_new_rows_may_begin_with_another_version(bank):
     assert versions(bank) == {"a": 11}
 
 
-def test_a_row_without_a_version_is_a_mistake(bank):
+def test_a_row_without_a_version_is_refused(bank):
     bank.order("INSERT INTO account VALUES ('a', NULL, 0)")
 
     async def story(told):
@@ -278,7 +278,7 @@ def test_a_row_without_a_version_is_a_mistake(bank):
     guarded(bank, story)
 
 
-def test_what_is_no_pair_is_no_key(postgres_bank):
+def test_a_key_that_is_no_id_and_version_pair_is_refused(postgres_bank):
     async def story(told):
         wrong = ["a", ("a",), ("a", "1"), ("a", 1.0), ("a", True), ("a", 0), (None, 1), ["a", 1]]
         for key in wrong:
@@ -293,7 +293,7 @@ class Base(DeclarativeBase):
 
 
 class Hex(sa.TypeDecorator):
-    """An id as an application of today may store it."""
+    """An id as a modern application may store it."""
 
     impl = sa.CHAR(32)
     cache_ok = True
@@ -313,7 +313,7 @@ class Order(Base):
 
 
 class Counted(Base):
-    """Whose mapper counts by itself."""
+    """A class whose mapper counts versions itself."""
 
     __tablename__ = "counted"
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -337,7 +337,7 @@ SHAPES = [
         *[(kind, 0) for kind in ["sqlite", "psycopg-pool", *ON_MARIADB[:1]]],
     ],
 )
-def test_rows_of_any_shape(shop_of, kind, shape):
+def test_rows_with_composite_keys_and_renamed_columns_are_guarded(shop_of, kind, shape):
     bank = shop_of("version", kind)
     Base.metadata.drop_all(bank.engine)
     Base.metadata.create_all(bank.engine)
@@ -376,13 +376,13 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("how", "match"), WRONG)
-def test_what_cannot_work_is_refused_when_it_is_made(how, match):
+def test_impossible_settings_are_refused_by_the_constructor(how, match):
     with pytest.raises(ConfigError, match=match):
         VersionGuard(sa.create_engine("sqlite:///unused.db"), **how)
 
 
 class Hasty(SystemClock):
-    """A second goes by whenever somebody looks."""
+    """A clock that advances a second at each reading."""
 
     seconds = 0
 
@@ -392,14 +392,14 @@ class Hasty(SystemClock):
 
 
 @pytest.mark.parametrize("kind", SMALL)
-def test_who_waits_for_a_version_asks_by_what_is_prepared(shop_of, kind):
+def test_waiting_for_a_version_uses_a_prepared_statement(shop_of, kind):
     shop = shop_of("version", "postgres")
 
     async def story():
         async with contextlib.AsyncExitStack() as stack:
             source = await small(kind, shop.url, stack)
             guard = VersionGuard(source, Account, gaps="wait", wait=8.0, clock=Hasty())
-            # In this thread: what blocks it waits for nobody else here.
+            # It runs in this thread, where nothing else has to run.
             begun = guard.attempt(("a", 3)).begin()
             with pytest.raises(VersionGap):
                 await begun

@@ -30,7 +30,7 @@ def bank(request, tmp_path):
 
 
 def empty(url):
-    """Whatever is in a database is gone."""
+    """Drop everything in a database."""
     engine = create_engine(url, poolclass=NullPool)
     with engine.begin() as connection:
         connection.execute(text("DROP SCHEMA public CASCADE"))

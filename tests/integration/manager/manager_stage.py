@@ -42,7 +42,7 @@ class Order:
 
 
 class Bank:
-    """A database with one account, looked at from aside."""
+    """A database with one account, read over a connection of the test's own."""
 
     def __init__(self, url):
         self.url = make_url(url)
@@ -84,7 +84,7 @@ async def take(session, order):
 
 
 def take_plainly(session, order):
-    """The same without."""
+    """The same without asyncio."""
     session.execute(TAKE, {"amount": order.amount})
     return order.id
 
@@ -115,14 +115,14 @@ class Stage:
 
     async def visible(self):
         """The bodies of all messages that can be seen."""
-        found = []
+        messages = []
         with contextlib.suppress(TopicNotFound):
             for queue in (await self.client.admin.route(TOPIC)).readable:
-                found += (await self.client.admin.pull(queue, 0)).messages
-        return sorted(each.body for each in found)
+                messages += (await self.client.admin.pull(queue, 0)).messages
+        return sorted(message.body for message in messages)
 
     async def open(self):
-        return [each.id for each in await self.client.admin.transactions()]
+        return [transaction.id for transaction in await self.client.admin.transactions()]
 
     async def until_settled(self):
         async with asyncio.timeout(PATIENCE_S):
@@ -150,5 +150,5 @@ def on_stage(scenario, settings=SOON):
 
 
 def on_patient_stage(scenario):
-    """The same with a broker that checks nothing while the test runs, however slow the machine."""
+    """The same with a broker that sends no check while the test runs, even on a slow machine."""
     return on_stage(scenario, PATIENT)

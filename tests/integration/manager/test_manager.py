@@ -1,4 +1,4 @@
-"""Decorated functions and blocks of code: the database and the topic agree, whatever happens."""
+"""Decorated functions and blocks of code: the database and the topic always agree."""
 
 import asyncio
 import logging
@@ -42,7 +42,7 @@ def transfer(manager, function=take, **more):
 
 
 @on_stage
-async def test_a_function_commits_both_sides(stage):
+async def test_a_decorated_function_commits_its_rows_and_its_message(stage):
     async with stage.manager() as tm:
         outcome = await transfer(tm, tags="CCB")(Order("o-1", 30))
         assert (outcome.state, outcome.is_acknowledged) == (COMMITTED, True)
@@ -56,7 +56,7 @@ async def test_a_function_commits_both_sides(stage):
 
 
 @on_stage
-async def test_a_method_commits_both_sides_with_its_message_from_arguments_or_result(stage):
+async def test_a_method_can_make_its_message_from_arguments_or_from_its_result(stage):
     class Desk:
         async def transfer_out(self, session, order):
             self.last = order.id
@@ -90,8 +90,8 @@ async def test_a_plain_function_runs_in_a_thread(stage):
 
 
 @pytest.mark.parametrize("is_blocking", [False, True])
-@pytest.mark.parametrize("problem", [Refusal("no"), RollBack("no")], ids=lambda each: repr(each))
-def test_what_a_function_raises_rolls_back_both_sides(bank, problem, is_blocking):
+@pytest.mark.parametrize("problem", [Refusal("no"), RollBack("no")], ids=lambda error: repr(error))
+def test_an_exception_rolls_back_the_database_and_the_half_message(bank, problem, is_blocking):
     @on_stage
     async def scenario(stage):
         async def refused(session, order):
@@ -120,7 +120,7 @@ def test_what_a_function_raises_rolls_back_both_sides(bank, problem, is_blocking
 
 
 @on_stage
-async def test_a_commit_that_the_database_refuses_is_raised(stage):
+async def test_a_commit_refused_by_the_database_is_raised(stage):
     async with stage.manager() as tm:
         with pytest.raises(Exception, match=r"(?i)check"):
             await transfer(tm)(Order("o-1", 130))
@@ -130,7 +130,7 @@ async def test_a_commit_that_the_database_refuses_is_raised(stage):
 
 @pytest.mark.fault("P5")
 @pytest.mark.parametrize("is_committed", [False, True])
-def test_a_lost_answer_to_a_commit_is_unknown_and_a_check_finds_out(bank, is_committed):
+def test_a_lost_commit_reply_is_unknown_until_a_check_decides(bank, is_committed):
     @on_stage
     async def scenario(stage):
         resource = stage.resource(is_blocking=True)
@@ -158,7 +158,7 @@ def test_a_lost_answer_to_a_commit_is_unknown_and_a_check_finds_out(bank, is_com
 
 
 @on_stage
-async def test_a_function_that_commits_by_itself_is_found_out_by_a_check(stage):
+async def test_a_commit_inside_the_function_is_unknown_until_a_check_commits(stage):
     async def hasty(session, order):
         await take(session, order)
         await session.commit()
@@ -179,9 +179,9 @@ async def test_a_function_that_commits_by_itself_is_found_out_by_a_check(stage):
 
 @pytest.mark.fault("D3")
 @pytest.mark.parametrize("is_blocking", [False, True])
-def test_a_serialization_failure_is_tried_again_in_the_same_transaction(bank, is_blocking):
+def test_a_serialization_failure_is_retried_under_the_same_transaction_id(bank, is_blocking):
     if bank.url.get_backend_name() != "postgresql":
-        return  # The other one has a single writer.
+        return  # SQLite has a single writer.
 
     @on_stage
     async def scenario(stage):
@@ -217,7 +217,7 @@ def test_a_serialization_failure_is_tried_again_in_the_same_transaction(bank, is
 
 
 @on_stage
-async def test_transactions_are_not_nested(stage):
+async def test_nested_transactions_are_refused(stage):
     async with stage.manager() as tm:
         inner = transfer(tm)
 
@@ -237,7 +237,7 @@ async def test_transactions_are_not_nested(stage):
 
 
 @on_stage
-async def test_the_current_transaction_is_this_tasks(stage):
+async def test_current_returns_the_transaction_of_the_calling_task(stage):
     seen = []
 
     async with stage.manager() as tm:
@@ -261,7 +261,7 @@ async def test_the_current_transaction_is_this_tasks(stage):
 
 
 @on_stage
-async def test_a_block_of_code_is_a_transaction(stage):
+async def test_an_async_with_block_commits_and_rolls_back_as_a_transaction(stage):
     async with stage.manager() as tm:
         async with tm.transaction(Message(topic=TOPIC, body=b"block")) as transaction:
             assert tm.current() is transaction
@@ -284,7 +284,7 @@ async def test_a_block_of_code_is_a_transaction(stage):
 
 
 @on_patient_stage
-async def test_who_is_cancelled_rolls_back_at_once(stage):
+async def test_cancelling_a_transaction_rolls_it_back_without_a_check(stage):
     async def endless(session, order):
         await take(session, order)
         begun.set()
@@ -309,7 +309,7 @@ async def test_who_is_cancelled_rolls_back_at_once(stage):
 
 
 @on_stage
-async def test_a_plain_function_runs_on_when_its_caller_is_cancelled(stage):
+async def test_a_plain_function_finishes_after_its_caller_is_cancelled(stage):
     begun, may_end = threading.Event(), threading.Event()
 
     def slow(session, order):
@@ -330,7 +330,7 @@ async def test_a_plain_function_runs_on_when_its_caller_is_cancelled(stage):
 
 
 @on_stage
-async def test_what_takes_too_long_is_rolled_back(stage):
+async def test_a_transaction_past_its_timeout_is_rolled_back(stage):
     async def endless(session, order):
         await take(session, order)
         await asyncio.Event().wait()
@@ -356,8 +356,8 @@ async def test_what_takes_too_long_is_rolled_back(stage):
 
 @pytest.mark.fault("P8")
 @on_stage
-async def test_one_that_was_asleep_before_its_fence_cannot_commit(stage):
-    """Paused until another process of the group was asked and has answered."""
+async def test_a_transaction_paused_before_its_fence_cannot_commit_after_a_check(stage):
+    """It is paused until another process of the group has answered a check."""
     resource, elsewhere, asked = stage.resource(), stage.resource(), []
     await elsewhere.verify()
     local = resource.local
@@ -391,17 +391,17 @@ async def test_one_that_was_asleep_before_its_fence_cannot_commit(stage):
 
 @pytest.mark.fault("P5", "P6")
 @on_stage
-async def test_another_process_of_the_group_answers_for_one_that_is_gone(stage):
-    """The process ends before its END, with the local transaction done and not."""
+async def test_another_group_member_answers_the_checks_of_a_member_that_is_gone(stage):
+    """The process ends before its END: once after its local transaction, once before it."""
     resource = stage.resource()
     async with stage.manager(resource) as tm:
         begun = [await tm.begin(Message(topic=TOPIC, body=b"%d" % n)) for n in (1, 2)]
         async with begun[0].local as session:
             await take(session, Order("o-1", 30))
-        for each in begun:
-            await tm.leave(each)
+        for block in begun:
+            await tm.leave(block)
         await tm._producer.__aexit__(None, None, None)
-        assert sorted(await stage.open()) == sorted(each.transaction.xid for each in begun)
+        assert sorted(await stage.open()) == sorted(block.transaction.xid for block in begun)
         async with stage.manager():
             await stage.until_settled()
         assert await stage.visible() == [b"1"]
@@ -409,7 +409,7 @@ async def test_another_process_of_the_group_answers_for_one_that_is_gone(stage):
 
 
 @on_stage
-async def test_a_half_message_of_somebody_else_is_not_presumed_to_be_nothing(stage):
+async def test_a_half_message_of_a_foreign_producer_is_answered_unknown(stage):
     class Other:
         def execute_local_transaction(self, message, arg):
             return LocalTransactionState.UNKNOWN
@@ -429,7 +429,7 @@ async def test_a_half_message_of_somebody_else_is_not_presumed_to_be_nothing(sta
 
 @pytest.mark.fault("D4")
 @on_stage
-async def test_a_start_refuses_a_database_without_a_fence(stage):
+async def test_a_database_without_a_fence_is_refused_at_start(stage):
     stage.bank.order("DROP TABLE txmq_fence")
     tm = stage.manager()
     with pytest.raises(FenceMissing):
@@ -439,7 +439,7 @@ async def test_a_start_refuses_a_database_without_a_fence(stage):
 
 
 @on_stage
-async def test_functions_of_the_wrong_kind_are_refused_when_they_are_decorated(stage):
+async def test_decorating_a_function_that_does_not_match_its_resource_is_refused(stage):
     waits, blocks = stage.manager(), stage.manager(stage.resource(is_blocking=True))
     with pytest.raises(UsageError, match="needs an async function; .*take_plainly is not async"):
         transfer(waits, take_plainly)
@@ -452,7 +452,7 @@ async def test_functions_of_the_wrong_kind_are_refused_when_they_are_decorated(s
 
 
 @on_stage
-async def test_a_message_of_a_manager_brings_no_id(stage):
+async def test_a_message_with_an_id_of_its_own_is_refused(stage):
     async with stage.manager() as tm:
         own = Message(topic=TOPIC, body=b"", properties={"UNIQ_KEY": "mine"})
         with pytest.raises(LocalProtocolError, match="assigns its messages. ids"):
@@ -462,7 +462,7 @@ async def test_a_message_of_a_manager_brings_no_id(stage):
 
 
 @pytest.mark.parametrize("is_block", [False, True])
-def test_the_nine_steps_are_told_in_their_order(bank, caplog, is_block):
+def test_the_nine_steps_are_logged_in_order(bank, caplog, is_block):
     @on_stage
     async def scenario(stage):
         async with stage.manager() as tm:
@@ -474,6 +474,6 @@ def test_the_nine_steps_are_told_in_their_order(bank, caplog, is_block):
                 return (await transfer(tm)(Order("o-1", 30))).xid
 
     scenario(bank)
-    told = [each.args for each in caplog.records if each.name == "txmq.transaction.story"]
+    told = [record.args for record in caplog.records if record.name == "txmq.transaction.story"]
     assert [step for _, step, _ in told] == [1, 2, 3, 4, 5, 6, 7, 8, 9]
     assert len({xid for xid, _, _ in told}) == 1

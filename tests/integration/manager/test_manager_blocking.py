@@ -52,16 +52,16 @@ def tm(bank, broker):
 
 def visible(broker):
     with blocking.Client(broker.names) as client:
-        found = [
-            each.body
+        bodies = [
+            message.body
             for queue in client.admin.route(TOPIC).readable
-            for each in client.admin.pull(queue, 0).messages
+            for message in client.admin.pull(queue, 0).messages
         ]
         assert client.admin.transactions() == []
-    return sorted(found)
+    return sorted(bodies)
 
 
-def test_a_function_is_called_as_it_looks(tm, bank, broker):
+def test_a_decorated_function_is_called_without_its_session_argument(tm, bank, broker):
     where = []
 
     @tm.transactional(topic=TOPIC, keys=lambda order: order.id)
@@ -87,9 +87,7 @@ def test_a_function_is_called_as_it_looks(tm, bank, broker):
     assert visible(broker) == [b'{"id":"o-1","amount":30}']
 
 
-def test_a_method_is_called_with_its_object_and_the_session_and_its_message_has_neither(
-    tm, bank, broker
-):
+def test_the_message_of_a_decorated_method_contains_neither_self_nor_the_session(tm, bank, broker):
     class Desk:
         def __init__(self, fee):
             self.fee = fee
@@ -109,7 +107,7 @@ def test_a_method_is_called_with_its_object_and_the_session_and_its_message_has_
         Desk.transfer_out()
 
 
-def test_a_method_needs_a_session_after_its_object(tm):
+def test_a_decorated_method_without_a_session_parameter_after_self_is_refused(tm):
     with pytest.raises(
         UsageError, match="alone takes no session: its argument after self must be one"
     ):
@@ -120,7 +118,7 @@ def test_a_method_needs_a_session_after_its_object(tm):
                 """Takes no session."""
 
 
-def test_a_message_from_a_result_is_sent_while_the_caller_waits(tm, bank, broker):
+def test_a_message_made_from_a_result_is_sent_before_the_blocking_call_returns(tm, bank, broker):
     bank.order("CREATE TABLE bill (amount INTEGER PRIMARY KEY)")
     where = []
 
@@ -163,7 +161,7 @@ def test_ctrl_c_while_a_half_message_is_sent_rolls_back(tm, bank, broker):
     assert bank.fence == {}
 
 
-def test_a_block_of_code_is_a_transaction(tm, bank, broker):
+def test_a_with_block_commits_and_rolls_back_as_a_transaction(tm, bank, broker):
     with tm.transaction(Message(topic=TOPIC, body=b"block")) as transaction:
         assert tm.current() is transaction
         take_plainly(transaction.session, ORDER)
@@ -182,7 +180,7 @@ def test_a_block_of_code_is_a_transaction(tm, bank, broker):
     assert visible(broker) == [b"block"]
 
 
-def test_transactions_are_not_nested(tm, bank):
+def test_nested_transactions_are_refused(tm, bank):
     inner = tm.transactional(topic=TOPIC)(take_plainly)
 
     @tm.transactional(topic=TOPIC)
@@ -198,7 +196,7 @@ def test_transactions_are_not_nested(tm, bank):
     assert bank.balance == 100
 
 
-def test_what_ends_more_than_the_block_leaves_the_word_to_a_check(tm, bank, broker):
+def test_a_keyboard_interrupt_inside_a_block_leaves_the_decision_to_a_check(tm, bank, broker):
     with (  # noqa: PT012 - the block is what is tested
         pytest.raises(KeyboardInterrupt),
         tm.transaction(Message(topic=TOPIC, body=b"never")) as transaction,
@@ -213,7 +211,7 @@ def test_what_ends_more_than_the_block_leaves_the_word_to_a_check(tm, bank, brok
     assert bank.balance == 100
 
 
-def test_a_function_that_commits_by_itself_is_found_out(tm, bank):
+def test_a_commit_inside_the_function_is_unknown_until_a_check_commits(tm, bank):
     @tm.transactional(topic=TOPIC)
     def hasty(session, order):
         take_plainly(session, order)
@@ -226,12 +224,12 @@ def test_a_function_that_commits_by_itself_is_found_out(tm, bank):
     assert bank.balance == 70
 
 
-def test_a_resource_of_asyncio_is_refused(bank, broker):
+def test_an_async_resource_is_refused_by_the_blocking_manager(bank, broker):
     with pytest.raises(ConfigError, match="needs await"):
         blocking.TransactionManager(GROUP, broker.names, SQLResource(bank.awaited()))
 
 
-def test_a_client_can_be_shared(bank, broker):
+def test_a_manager_works_on_a_shared_client(bank, broker):
     settings = ManagerSettings(local_attempts=1)
     engine = create_engine(bank.url)
     with (
@@ -243,12 +241,14 @@ def test_a_client_can_be_shared(bank, broker):
     engine.dispose()
 
 
-def test_what_is_no_resource_is_refused_with_what_would_be_one():
+def test_an_object_that_is_no_resource_is_refused_with_a_hint_at_sqlresource():
     with pytest.raises(ConfigError, match=r"SQLResource\(engine\), not object"):
         blocking.TransactionManager(GROUP, "127.0.0.1:9876", object()).__enter__()
 
 
-def test_ctrl_c_before_a_block_is_decided_leaves_that_to_checks(tm, bank, broker, monkeypatch):
+def test_ctrl_c_before_the_end_of_a_block_leaves_the_decision_to_a_check(
+    tm, bank, broker, monkeypatch
+):
     wait = tm._background.wait
 
     def interrupted(work, here=None):
@@ -265,6 +265,6 @@ def test_ctrl_c_before_a_block_is_decided_leaves_that_to_checks(tm, bank, broker
         take_plainly(transaction.session, ORDER)
     with blocking.Client(broker.names) as client:
         while client.admin.transactions():
-            pass  # The test's time-out is the limit.
+            pass  # The timeout of the test is the limit.
     assert visible(broker) == [b"30"]
     assert bank.balance == 70

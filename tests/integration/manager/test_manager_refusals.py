@@ -1,4 +1,4 @@
-"""What a manager refuses, and that nothing is lost or hidden at its edges."""
+"""What a manager refuses, and what it reports when it is cancelled, closed or interrupted."""
 
 import asyncio
 import contextlib
@@ -42,7 +42,7 @@ class Refusal(Exception):
 
 
 def told_later(tm):
-    """Have ENDs of a manager wait until they may go; returns what they say, and that event."""
+    """Hold back the ENDs of a manager; returns their states, and the event that lets them go."""
     ends, said, may_go = tm._producer._context.ends, [], asyncio.Event()
     send = ends.send
 
@@ -62,8 +62,8 @@ async def until(is_so):
 
 
 @on_stage
-async def test_who_is_cancelled_after_a_second_attempt_decides_nothing_else(stage):
-    """What was known between the attempts must not be told beside what the last one came to."""
+async def test_cancelling_after_a_retry_sends_only_the_decision_of_the_last_attempt(stage):
+    """The state between the attempts must not be sent in addition to the result of the last one."""
     resource, attempts = stage.resource(), []
     resource.may_retry = lambda problem: isinstance(problem, Refusal)
 
@@ -80,7 +80,7 @@ async def test_who_is_cancelled_after_a_second_attempt_decides_nothing_else(stag
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
-        await asyncio.sleep(0)  # What would be decided beside it has begun by now.
+        await asyncio.sleep(0)  # A second decision would have begun by now.
         may_go.set()
     assert said == [LocalTransactionState.COMMIT]
     assert stage.bank.balance == 70
@@ -88,7 +88,7 @@ async def test_who_is_cancelled_after_a_second_attempt_decides_nothing_else(stag
 
 
 @on_stage
-async def test_who_is_cancelled_between_two_attempts_rolls_back_at_once(stage):
+async def test_cancelling_between_two_attempts_rolls_back_at_once(stage):
     resource, tried = stage.resource(), asyncio.Event()
     resource.may_retry = lambda problem: True
 
@@ -108,7 +108,7 @@ async def test_who_is_cancelled_between_two_attempts_rolls_back_at_once(stage):
 
 
 class Forgotten:
-    """A local transaction that is too old to be begun: what became of it nobody knows."""
+    """A local transaction that is too old to begin: its outcome is unknown."""
 
     state = LocalTransactionState.UNKNOWN
 
@@ -129,7 +129,7 @@ class Forgotten:
 
 
 @on_stage
-async def test_a_block_that_cannot_begin_says_why(stage):
+async def test_an_async_block_that_cannot_begin_raises_the_cause(stage):
     resource = stage.resource()
     async with stage.manager(resource) as tm:
         resource.local = Forgotten
@@ -153,14 +153,14 @@ def blocked(bank):
     engine.dispose()
 
 
-def test_a_plain_block_that_cannot_begin_says_why(blocked):
+def test_a_blocking_block_that_cannot_begin_raises_the_cause(blocked):
     tm, resource = blocked
     resource.local = Forgotten
     with pytest.raises(TransactionExpired, match="too old"), tm.transaction(MESSAGE):
         raise AssertionError("never gets here")
 
 
-def test_ctrl_c_just_after_a_block_has_begun_leaves_the_word_to_a_check(blocked, bank):
+def test_ctrl_c_just_after_a_block_has_begun_leaves_the_decision_to_a_check(blocked, bank):
     tm, _ = blocked
     wait, interrupted = tm._background.wait, []
 
@@ -181,7 +181,7 @@ def test_ctrl_c_just_after_a_block_has_begun_leaves_the_word_to_a_check(blocked,
 
 
 @pytest.mark.parametrize("is_committed", [True, False])
-def test_a_block_that_outlives_its_manager_says_what_became_of_it(bank, is_committed):
+def test_a_block_that_outlives_its_manager_reports_its_outcome(bank, is_committed):
     @on_stage
     async def scenario(stage):
         tm = stage.manager(stop_timeout=0.0)
@@ -206,7 +206,7 @@ def test_a_block_that_outlives_its_manager_says_what_became_of_it(bank, is_commi
 
 
 @on_stage
-async def test_a_function_that_may_have_begun_when_its_manager_closed_may_have_committed(stage):
+async def test_a_function_queued_when_its_manager_closes_is_reported_as_maybe_committed(stage):
     gate, begun, taken = threading.Event(), threading.Event(), []
 
     def slow(session, order):
@@ -228,12 +228,12 @@ async def test_a_function_that_may_have_begun_when_its_manager_closed_may_have_c
         assert caught.value.effect is Effect.MAYBE
         gate.set()
         await until(
-            lambda: f"txmq-{GROUP}-local-1" not in [each.name for each in threading.enumerate()]
+            lambda: f"txmq-{GROUP}-local-1" not in [thread.name for thread in threading.enumerate()]
         )
 
 
 @on_stage
-async def test_a_conflict_hides_nothing(stage):
+async def test_a_conflict_keeps_the_original_exception_in_a_note(stage):
     async def refused(session, order):
         raise Refusal("no")
 
@@ -254,7 +254,7 @@ async def test_a_conflict_hides_nothing(stage):
 
 
 @on_stage
-async def test_transactions_are_not_nested_in_tasks_and_threads_begun_inside(stage):
+async def test_nested_transactions_in_child_tasks_and_threads_are_refused(stage):
     async with stage.manager() as tm:
         inner = tm.transactional(topic=TOPIC)(take)
 
@@ -275,7 +275,7 @@ async def test_transactions_are_not_nested_in_tasks_and_threads_begun_inside(sta
     assert await stage.visible() == await stage.open() == []
 
 
-def test_transactions_are_not_nested_in_threads_begun_inside(blocked, bank):
+def test_nested_transactions_in_threads_of_a_blocking_function_are_refused(blocked, bank):
     tm, _ = blocked
     inner = tm.transactional(topic=TOPIC)(take_plainly)
 
@@ -289,7 +289,7 @@ def test_transactions_are_not_nested_in_threads_begun_inside(blocked, bank):
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-def test_several_messages_are_refused_in_every_form(bank, is_late):
+def test_a_function_that_makes_several_messages_is_refused(bank, is_late):
     @on_stage
     async def scenario(stage):
         several = [MESSAGE, MESSAGE]
@@ -324,7 +324,7 @@ def test_several_messages_are_refused_in_every_form(bank, is_late):
 
 
 @on_stage
-async def test_several_messages_are_refused_where_one_is_given(stage):
+async def test_several_messages_given_to_run_a_block_or_a_producer_are_refused(stage):
     several = [MESSAGE, MESSAGE]
     async with stage.manager() as tm:
         with pytest.raises(LocalProtocolError, match="outbox, a table"):
@@ -346,7 +346,7 @@ async def test_several_messages_are_refused_where_one_is_given(stage):
     assert await stage.open() == []
 
 
-def test_several_messages_are_refused_without_asyncio_too(blocked):
+def test_several_messages_are_refused_by_the_blocking_manager(blocked):
     tm, _ = blocked
     with (
         pytest.raises(LocalProtocolError, match="outbox, a table"),
@@ -357,7 +357,7 @@ def test_several_messages_are_refused_without_asyncio_too(blocked):
         tm.transactional(topic=TOPIC)(take_plainly)([MESSAGE])
 
 
-def test_functions_that_only_promise_to_run_are_refused(blocked, bank):
+def test_generators_and_functions_that_return_a_coroutine_are_refused(blocked, bank):
     tm, _ = blocked
 
     def generated(session, order):
@@ -380,7 +380,7 @@ def test_functions_that_only_promise_to_run_are_refused(blocked, bank):
 
 
 @on_stage
-async def test_a_function_takes_a_session(stage):
+async def test_a_function_without_a_session_parameter_is_refused(stage):
     async def bare():
         raise AssertionError("never gets here")
 
@@ -400,7 +400,7 @@ async def test_a_function_takes_a_session(stage):
 
 
 @on_stage
-async def test_a_manager_that_is_not_open_says_so_of_itself(stage):
+async def test_calling_through_a_manager_that_is_not_open_is_refused(stage):
     tm = stage.manager()
     transfer_out = tm.transactional(topic=TOPIC)(take)
     with pytest.raises(UsageError, match="this manager is not open; use it with 'async with'"):
@@ -411,13 +411,13 @@ async def test_a_manager_that_is_not_open_says_so_of_itself(stage):
         await transfer_out(ORDER)
 
 
-def test_what_is_no_resource_is_refused_at_once():
+def test_an_engine_in_place_of_a_resource_is_refused():
     with pytest.raises(ConfigError, match=r"a resource, such as SQLResource\(engine\), not Engine"):
         TransactionManager(GROUP, "127.0.0.1:9", create_engine("sqlite://"))
 
 
 @on_stage
-async def test_a_half_message_that_fails_says_what_it_left(stage):
+async def test_a_failed_half_message_notes_whether_it_may_be_stored(stage):
     async with stage.manager() as tm:
         with pytest.raises(LocalProtocolError) as refused:
             await tm.transactional(topic="no topic")(take)(ORDER)

@@ -90,7 +90,7 @@ def decorated(tm, function=charge, **more):
 
 
 def before_commits(resource, look):
-    """Have something awaited with each local transaction that is about to be committed."""
+    """Await ``look`` with each local transaction that is about to be committed."""
     local = resource.local
 
     class Watched:
@@ -123,7 +123,7 @@ async def nothing_remains(stage):
 
 
 @pytest.mark.parametrize("is_blocking", [False, True])
-def test_a_message_has_the_key_that_the_database_made(bank, is_blocking):
+def test_a_message_carries_the_key_generated_by_the_database(bank, is_blocking):
     @on_stage
     async def scenario(stage):
         prepare(stage.bank)
@@ -144,7 +144,7 @@ def test_a_message_has_the_key_that_the_database_made(bank, is_blocking):
 
 
 @on_stage
-async def test_the_body_is_the_result_unless_another_is_made(stage):
+async def test_the_result_is_the_default_body_of_the_message(stage):
     prepare(stage.bank)
 
     async def numbered(session, amount):
@@ -181,8 +181,8 @@ async def test_the_half_message_is_stored_before_the_commit_and_checks_wait(stag
 
 
 @pytest.mark.parametrize("is_blocking", [False, True])
-@pytest.mark.parametrize("problem", [Refusal("no"), RollBack("no")], ids=lambda each: repr(each))
-def test_what_a_function_raises_rolls_back_and_nothing_is_sent(bank, problem, is_blocking):
+@pytest.mark.parametrize("problem", [Refusal("no"), RollBack("no")], ids=lambda error: repr(error))
+def test_an_exception_rolls_back_and_no_message_is_sent(bank, problem, is_blocking):
     @on_stage
     async def scenario(stage):
         async def refused(session, amount):
@@ -213,7 +213,7 @@ def test_what_a_function_raises_rolls_back_and_nothing_is_sent(bank, problem, is
 
 
 @on_stage
-async def test_what_no_message_can_be_made_of_rolls_back(stage):
+async def test_a_result_that_makes_no_valid_message_rolls_back(stage):
     prepare(stage.bank)
 
     async def silent(session, amount):
@@ -238,7 +238,7 @@ async def test_what_no_message_can_be_made_of_rolls_back(stage):
 
 
 @pytest.mark.parametrize("is_blocking", [False, True])
-def test_a_half_message_that_may_be_stored_rolls_back_and_so_does_its_check(bank, is_blocking):
+def test_an_unanswered_half_message_rolls_back_and_so_does_its_check(bank, is_blocking):
     @on_stage
     async def scenario(stage):
         prepare(stage.bank)
@@ -265,7 +265,7 @@ def test_a_half_message_that_may_be_stored_rolls_back_and_so_does_its_check(bank
 
 
 @pytest.mark.parametrize("is_blocking", [False, True])
-def test_what_takes_too_long_is_rolled_back_with_its_half_message(bank, is_blocking):
+def test_a_half_message_past_the_timeout_rolls_the_transaction_back(bank, is_blocking):
     @on_stage
     async def scenario(stage):
         prepare(stage.bank)
@@ -284,9 +284,9 @@ def test_what_takes_too_long_is_rolled_back_with_its_half_message(bank, is_block
 
 
 @pytest.mark.parametrize("is_blocking", [False, True])
-def test_a_failure_at_the_commit_is_tried_again_under_another_id(bank, is_blocking):
+def test_a_serialization_failure_at_the_commit_is_retried_under_a_new_id(bank, is_blocking):
     if bank.url.get_backend_name() != "postgresql":
-        return  # The other one has a single writer.
+        return  # SQLite has a single writer.
 
     @on_stage
     async def scenario(stage):
@@ -317,7 +317,7 @@ def test_a_failure_at_the_commit_is_tried_again_under_another_id(bank, is_blocki
 
 
 @on_stage
-async def test_a_lost_answer_to_a_commit_is_unknown_and_a_check_finds_out(stage):
+async def test_a_lost_commit_reply_is_unknown_until_a_check_decides(stage):
     prepare(stage.bank)
     resource = stage.resource(is_blocking=True)
     dialect, lost = resource.engine.dialect, []
@@ -339,7 +339,7 @@ async def test_a_lost_answer_to_a_commit_is_unknown_and_a_check_finds_out(stage)
 
 
 @on_stage
-async def test_a_function_that_commits_by_itself_is_found_out(stage):
+async def test_a_commit_inside_the_function_leaves_the_outcome_unknown(stage):
     prepare(stage.bank)
 
     async def hasty(session, amount):
@@ -364,7 +364,7 @@ async def test_a_function_that_commits_by_itself_is_found_out(stage):
 
 
 @on_stage
-async def test_who_is_cancelled_rolls_back(stage):
+async def test_cancelling_before_or_after_the_half_message_rolls_back(stage):
     prepare(stage.bank)
     resource, begun = stage.resource(), asyncio.Event()
 
@@ -384,13 +384,13 @@ async def test_who_is_cancelled_rolls_back(stage):
             with pytest.raises(asyncio.CancelledError):
                 await running
         assert tm._producer.stories._open == {}
-    # It was not the function that was cancelled: only the resource knows what is known.
+    # The second cancel did not hit the function: only the resource knows the outcome.
     assert (tm.tally.rolled_back, tm.tally.checks) == (1, 0)
     await nothing_remains(stage)
 
 
 @pytest.mark.parametrize("is_closed", [False, True])
-def test_a_plain_function_is_seen_through_whoever_is_cancelled_or_closes(bank, is_closed):
+def test_a_plain_function_finishes_after_a_cancel_or_a_close(bank, is_closed):
     @on_stage
     async def scenario(stage):
         begun, may_end = threading.Event(), threading.Event()
@@ -422,7 +422,7 @@ def test_a_plain_function_is_seen_through_whoever_is_cancelled_or_closes(bank, i
 
 
 @on_stage
-async def test_a_manager_that_is_gone_lets_nothing_be_committed_without_a_message(stage):
+async def test_a_function_that_outlives_its_manager_commits_nothing(stage):
     begun, may_end, threads = threading.Event(), threading.Event(), []
 
     def slow(session, amount):
@@ -438,7 +438,7 @@ async def test_a_manager_that_is_gone_lets_nothing_be_committed_without_a_messag
     with pytest.raises(OutcomeUnknown):
         await running
     may_end.set()
-    # After the rollback it reads the fence, and its engine must not be disposed of before.
+    # After the rollback it reads the fence, so its engine must live until then.
     (thread,) = threads
     await asyncio.to_thread(thread.join, PATIENCE_S)
     assert not thread.is_alive()
@@ -446,7 +446,7 @@ async def test_a_manager_that_is_gone_lets_nothing_be_committed_without_a_messag
 
 
 @on_stage
-async def test_what_is_known_of_the_transaction_that_runs(stage):
+async def test_the_current_transaction_has_no_message_until_the_function_returns(stage):
     prepare(stage.bank)
     seen = []
 
@@ -472,7 +472,7 @@ async def test_what_is_known_of_the_transaction_that_runs(stage):
 
 
 @on_stage
-async def test_what_cannot_work_is_refused_when_it_is_decorated(stage):
+async def test_impossible_options_are_refused_at_decoration(stage):
     tm = stage.manager()
     with pytest.raises(UsageError, match="keys of charge's message is made from the result alone"):
         decorated(tm, keys=lambda session, amount: amount)
@@ -483,7 +483,7 @@ async def test_what_cannot_work_is_refused_when_it_is_decorated(stage):
 
 
 @pytest.mark.parametrize("is_refused", [False, True])
-def test_the_steps_are_told_as_they_are_taken(bank, caplog, is_refused):
+def test_the_steps_are_logged_in_the_order_they_are_taken(bank, caplog, is_refused):
     @on_stage
     async def scenario(stage):
         async def refused(session, amount):
@@ -496,14 +496,14 @@ def test_the_steps_are_told_as_they_are_taken(bank, caplog, is_refused):
         assert outcome.state is (TransactionState.ROLLED_BACK if is_refused else COMMITTED)
 
     scenario(bank)
-    told = [each.args for each in caplog.records if each.name == "txmq.transaction.story"]
-    steps = [each[1] for each in told if isinstance(each[1], int)]
+    told = [entry.args for entry in caplog.records if entry.name == "txmq.transaction.story"]
+    steps = [entry[1] for entry in told if isinstance(entry[1], int)]
     assert steps == ([1, 5, 6, 7] if is_refused else [1, 5, 2, 3, 4, 6, 7, 8, 9])
-    assert len({each[0] for each in told}) == 1
+    assert len({entry[0] for entry in told}) == 1
 
 
 @on_stage
-async def test_a_constraint_speaks_before_anything_is_sent(stage):
+async def test_a_violated_constraint_raises_before_anything_is_sent(stage):
     prepare(stage.bank)
 
     async def twice(session, amount):

@@ -1,4 +1,4 @@
-"""The nine steps of what a manager does, as spans; whoever writes, writes below the local one."""
+"""The nine steps of a manager as spans; spans of the function lie below the local one."""
 
 import asyncio
 import contextlib
@@ -63,7 +63,7 @@ def see_that_it_is_whole(spans, xid):
 
 
 @pytest.mark.parametrize("is_blocking", [False, True])
-def test_a_decorated_function_runs_in_the_fifth(bank, spans, is_blocking):
+def test_a_decorated_function_runs_within_the_fifth_span(bank, spans, is_blocking):
     @on_stage
     async def scenario(stage):
         async with managed(stage, spans, is_blocking=is_blocking) as tm:
@@ -74,9 +74,7 @@ def test_a_decorated_function_runs_in_the_fifth(bank, spans, is_blocking):
 
 
 @pytest.mark.parametrize("is_blocking", [False, True])
-def test_what_a_function_raises_is_told_and_is_no_error_of_the_transaction(
-    bank, spans, is_blocking
-):
+def test_an_exception_is_an_event_of_the_fifth_span_and_no_span_error(bank, spans, is_blocking):
     @on_stage
     async def scenario(stage):
         async with managed(stage, spans, is_blocking=is_blocking) as tm:
@@ -92,7 +90,7 @@ def test_what_a_function_raises_is_told_and_is_no_error_of_the_transaction(
 
 
 @on_stage
-async def test_a_block_of_code_runs_in_the_fifth(stage):
+async def test_an_async_block_runs_within_the_fifth_span(stage):
     spans = Spans(TOPIC)
     async with managed(stage, spans) as tm:
         with spans.tracer.start_as_current_span("transfer"):
@@ -105,7 +103,7 @@ async def test_a_block_of_code_runs_in_the_fifth(stage):
 
 
 @on_stage
-async def test_so_does_one_that_blocks(stage):
+async def test_a_blocking_block_runs_within_the_fifth_span(stage):
     spans = Spans(TOPIC)
     resource = stage.resource(is_blocking=True)
 
@@ -126,7 +124,7 @@ async def test_so_does_one_that_blocks(stage):
 
 
 @on_stage
-async def test_who_is_cancelled_is_told_of(stage):
+async def test_a_cancelled_function_is_recorded_as_rolled_back(stage):
     spans = Spans(TOPIC)
     async with managed(stage, spans) as tm:
         begun = asyncio.Event()
@@ -146,7 +144,7 @@ async def test_who_is_cancelled_is_told_of(stage):
 
 
 @on_stage
-async def test_a_block_that_is_given_up_is_over(stage):
+async def test_an_abandoned_block_ends_its_span_without_a_state(stage):
     spans = Spans(TOPIC)
     async with managed(stage, spans) as tm:
         block = tm.transaction(Message(topic=TOPIC, body=b"block"))
@@ -158,7 +156,7 @@ async def test_a_block_that_is_given_up_is_over(stage):
 
 
 @pytest.mark.parametrize("is_blocking", [False, True])
-def test_a_message_made_of_the_result_is_sent_within_the_fifth(bank, spans, is_blocking):
+def test_a_message_made_from_the_result_is_sent_within_the_fifth_span(bank, spans, is_blocking):
     @on_stage
     async def scenario(stage):
         how = {"is_blocking": is_blocking, "made_from": "result"}
@@ -166,7 +164,7 @@ def test_a_message_made_of_the_result_is_sent_within_the_fifth(bank, spans, is_b
             await decorated(tm, spans, **how)(ORDER)
         first, local, *others = spans.below(spans.whole)
         assert [first.name, local.name] == ["1 open", "5 run"]
-        assert [each.name for each in others] == ["6 return", "7 receive", "8 decide", "9 confirm"]
+        assert [span.name for span in others] == ["6 return", "7 receive", "8 decide", "9 confirm"]
         assert spans.names(local) == ["work", "2 send", "3 store", "4 report"]
         assert spans.names(spans.one("2 send")) == [f"send {TOPIC}"]
 

@@ -16,7 +16,7 @@ from txmq.transaction import TransactionProducer, TransactionSettings
 
 
 @run_by(in_loop)
-async def test_a_program_without_a_broker_is_told_so(caplog):
+async def test_sending_without_a_broker_raises_with_its_address_and_no_effect(caplog):
     caplog.set_level(logging.CRITICAL)
 
     settings = TransactionSettings(timeout=0.2, retries=0)

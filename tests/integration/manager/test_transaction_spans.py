@@ -1,4 +1,4 @@
-"""The nine steps of a transaction, as spans below one that is the transaction's."""
+"""The nine steps of a transaction, as spans below the span of the transaction."""
 
 import asyncio
 import contextlib
@@ -60,7 +60,7 @@ class Plain:
 
 
 class Awaited(Plain):
-    """One that does not."""
+    """A listener that does not block."""
 
     async def execute_local_transaction(self, message, arg):
         await asyncio.sleep(0)
@@ -82,14 +82,14 @@ def see_that_it_is_whole(spans, xid, *, parent=None):
     whole = spans.whole
     assert (whole.parent and whole.parent.span_id) == (parent and parent.context.span_id)
     steps = spans.below(whole)
-    assert [each.name for each in steps] == NINE
-    assert [each.attributes["txmq.transaction.step"] for each in steps] == list(range(1, 10))
-    for one, following in zip(steps, steps[1:], strict=False):
-        assert one.start_time <= one.end_time <= following.start_time
+    assert [step.name for step in steps] == NINE
+    assert [step.attributes["txmq.transaction.step"] for step in steps] == list(range(1, 10))
+    for previous, following in zip(steps, steps[1:], strict=False):
+        assert previous.start_time <= previous.end_time <= following.start_time
     assert steps[-1].end_time <= whole.end_time
     assert whole.attributes["messaging.message.id"] == xid
     assert whole.attributes["messaging.rocketmq.client_group"] == GROUP
-    by_name = {each.name: each for each in steps}
+    by_name = {step.name: step for step in steps}
     assert spans.names(by_name["2 send"]) == [f"send {TOPIC}"]
     assert spans.names(by_name["5 run"]) == ["work"]
     return whole, by_name
@@ -114,27 +114,29 @@ async def test_the_nine_steps_are_spans_of_one_transaction(
     assert said == f"the local transaction returns {says.name}"
     ends = [] if says is UNKNOWN else [f"end {TOPIC}"]
     assert spans.names(steps["8 decide"]) == ends
-    assert [each.name for each in steps["5 run"].events] == ["branch icbc is prepared"]
+    assert [event.name for event in steps["5 run"].events] == ["branch icbc is prepared"]
 
 
-def test_log_lines_and_spans_say_the_same(spans, caplog):
+def test_log_lines_and_spans_tell_the_same_steps(spans, caplog):
     async def scenario():
         async with opened(spans, Awaited(spans)) as (_, producer):
             await producer.send_in_transaction(message())
 
     with caplog.at_level(logging.DEBUG, LOGGER):
         run(scenario)
-    lines = [each.args for each in caplog.records if each.name == LOGGER and len(each.args) == 3]
+    lines = [
+        entry.args for entry in caplog.records if entry.name == LOGGER and len(entry.args) == 3
+    ]
     told = [
-        (each.attributes["txmq.transaction.step"], each.attributes["txmq.transaction.text"])
-        for each in spans.below(spans.whole)
+        (entry.attributes["txmq.transaction.step"], entry.attributes["txmq.transaction.text"])
+        for entry in spans.below(spans.whole)
     ]
     assert told == [(number, text) for _, number, text in lines]
     assert {xid for xid, _, _ in lines} == {spans.whole.attributes["messaging.message.id"]}
 
 
 @run_by(run)
-async def test_a_transaction_is_part_of_its_callers_trace_and_so_is_whoever_consumes(spans):
+async def test_transaction_and_consumer_spans_join_the_trace_of_the_caller(spans):
     async with opened(spans, Plain(spans)) as (client, producer):
         consumer = PushConsumer("ccb", client, ConsumerSettings(start=StartFrom.FIRST))
         consumer.on(TOPIC)(lambda message: below_now(spans, "pay"))
@@ -150,12 +152,12 @@ async def test_a_transaction_is_part_of_its_callers_trace_and_so_is_whoever_cons
     handled = spans.one(f"process {TOPIC}")
     assert handled.parent.span_id == spans.one(f"send {TOPIC}").context.span_id
     assert spans.names(handled) == ["pay"]
-    traces = {each.context.trace_id for each in spans.exporter.get_finished_spans()}
+    traces = {span.context.trace_id for span in spans.exporter.get_finished_spans()}
     assert traces == {transfer.context.trace_id}
 
 
 @run_by(run)
-async def test_one_that_blocks_is_told_the_same_way(spans):
+async def test_a_blocking_producer_leaves_the_same_spans(spans):
     async with embedded(CALM) as broker:
 
         def here():
@@ -171,18 +173,18 @@ async def test_one_that_blocks_is_told_the_same_way(spans):
 
 
 @run_by(run)
-async def test_transactions_side_by_side_are_told_apart(spans):
+async def test_concurrent_transactions_have_separate_spans(spans):
     async with opened(spans, Awaited(spans)) as (_, producer):
         sent = [producer.send_in_transaction(message()) for _ in range(5)]
-        xids = {each.xid for each in await asyncio.gather(*sent)}
+        xids = {transaction.xid for transaction in await asyncio.gather(*sent)}
     wholes = spans(f"transaction {TOPIC}")
-    assert {each.attributes["messaging.message.id"] for each in wholes} == xids
-    assert [spans.names(each) for each in wholes] == [NINE] * 5
+    assert {transaction.attributes["messaging.message.id"] for transaction in wholes} == xids
+    assert [spans.names(transaction) for transaction in wholes] == [NINE] * 5
 
 
 @pytest.mark.parametrize("kind", [Plain, Awaited])
 @run_by(run)
-async def test_what_a_local_transaction_raises_is_told(spans, kind):
+async def test_an_exception_of_the_local_transaction_is_recorded_in_the_spans(spans, kind):
     listener = kind(spans, ValueError("no such account"))
     async with opened(spans, listener) as (_, producer):
         xid = (await producer.send_in_transaction(message())).xid
@@ -190,13 +192,13 @@ async def test_what_a_local_transaction_raises_is_told(spans, kind):
         assert whole.attributes["txmq.transaction.state"] == "UNKNOWN"
         assert whole.attributes["error.type"] == "ValueError"
         assert whole.status.status_code is StatusCode.ERROR
-        ends = [each.name for each in steps["5 run"].events]
+        ends = [event.name for event in steps["5 run"].events]
         assert ends[-1] == "the local transaction ends with ValueError('no such account')"
         assert steps["5 run"].status.status_code is StatusCode.UNSET
 
 
 @run_by(run)
-async def test_who_rolls_back_on_purpose_has_not_failed(spans):
+async def test_a_deliberate_rollback_is_no_span_error(spans):
     async with opened(spans, Awaited(spans, RollBack("too little"))) as (_, producer):
         await producer.send_in_transaction(message())
     assert spans.whole.attributes["txmq.transaction.state"] == "ROLLED_BACK"
@@ -204,11 +206,11 @@ async def test_who_rolls_back_on_purpose_has_not_failed(spans):
 
 
 def watched(stage, spans):
-    """Have somebody look on in the simulated world, too."""
+    """Record spans in the simulated world, too."""
     stage.producer._hooks = SendHooks([spans.telemetry.of_producer(GROUP, "here")])
 
 
-def test_a_half_message_that_is_refused_ends_it(spans):
+def test_a_refused_half_message_ends_the_transaction_span_with_an_error(spans):
     @staged()
     async def scenario(stage):
         watched(stage, spans)
@@ -220,13 +222,13 @@ def test_a_half_message_that_is_refused_ends_it(spans):
     first, second = spans.below(spans.whole)
     assert [first.name, second.name] == ["1 open", "2 send"]
     assert first.status.status_code is StatusCode.UNSET
-    for each in (second, spans.whole, spans.one(f"send {TOPIC}")):
-        assert each.status.status_code is StatusCode.ERROR
-        assert each.attributes["error.type"] == "InternalError"
+    for span in (second, spans.whole, spans.one(f"send {TOPIC}")):
+        assert span.status.status_code is StatusCode.ERROR
+        assert span.attributes["error.type"] == "InternalError"
     assert "txmq.transaction.state" not in spans.whole.attributes
 
 
-def test_a_half_message_that_is_not_safe_is_given_up_without_a_local_transaction(spans):
+def test_an_unsafe_half_message_is_rolled_back_without_a_local_transaction(spans):
     @staged(retry_not_safe=False)
     async def scenario(stage):
         watched(stage, spans)
@@ -236,11 +238,11 @@ def test_a_half_message_that_is_not_safe_is_given_up_without_a_local_transaction
 
     scenario()
     left_out = {"5 run", "6 return"}
-    assert spans.names(spans.whole) == [each for each in NINE if each not in left_out]
+    assert spans.names(spans.whole) == [step for step in NINE if step not in left_out]
     assert spans.whole.attributes["txmq.transaction.state"] == "ROLLED_BACK"
 
 
-def test_a_conflict_is_an_error_where_the_broker_is_told(spans):
+def test_a_conflict_marks_the_decide_span_as_an_error(spans):
     @staged()
     async def scenario(stage):
         watched(stage, spans)
@@ -254,7 +256,7 @@ def test_a_conflict_is_an_error_where_the_broker_is_told(spans):
     assert spans.whole.attributes["error.type"] == "TransactionConflict"
 
 
-def test_who_is_cancelled_in_a_local_transaction_leaves_no_span_open(spans):
+def test_cancelling_a_local_transaction_leaves_no_span_open(spans):
     @staged(bank={"says": lambda: asyncio.sleep(3600, COMMIT)})
     async def scenario(stage):
         watched(stage, spans)
@@ -270,7 +272,7 @@ def test_who_is_cancelled_in_a_local_transaction_leaves_no_span_open(spans):
     assert spans.names(spans.whole) == [*NINE[:5], *NINE[7:]]
 
 
-def test_who_is_cancelled_while_the_broker_is_told_is_told_of_all_the_same(spans):
+def test_cancelling_during_the_end_request_still_closes_all_spans(spans):
     @staged()
     async def scenario(stage):
         watched(stage, spans)
@@ -285,7 +287,7 @@ def test_who_is_cancelled_while_the_broker_is_told_is_told_of_all_the_same(spans
     assert spans.whole.attributes["txmq.transaction.is_acknowledged"] is False
 
 
-def test_what_nobody_decides_is_ended_with_its_producer(spans):
+def test_closing_the_producer_ends_the_span_of_an_undecided_transaction(spans):
     @staged()
     async def scenario(stage):
         watched(stage, spans)
@@ -297,7 +299,7 @@ def test_what_nobody_decides_is_ended_with_its_producer(spans):
     assert "txmq.transaction.state" not in spans.whole.attributes
 
 
-def test_so_many_are_kept_open_and_no_more(spans, monkeypatch):
+def test_the_oldest_span_is_ended_when_too_many_are_open(spans, monkeypatch):
     monkeypatch.setattr("txmq.transaction.story.STORIES_MAX", 2)
 
     @staged()
@@ -309,12 +311,12 @@ def test_so_many_are_kept_open_and_no_more(spans, monkeypatch):
         await stage.producer.decide(halves[2], COMMIT)
 
     scenario()
-    assert [spans.names(each) for each in spans(f"transaction {TOPIC}")] == [
+    assert [spans.names(span) for span in spans(f"transaction {TOPIC}")] == [
         NINE[:4], [*NINE[:4], *NINE[7:]], NINE[:4],
     ]  # fmt: skip
 
 
-def test_one_that_is_sent_again_under_its_id_leaves_no_span_open(spans):
+def test_preparing_the_same_id_again_ends_the_first_span(spans):
     @staged()
     async def scenario(stage):
         watched(stage, spans)
@@ -323,12 +325,12 @@ def test_one_that_is_sent_again_under_its_id_leaves_no_span_open(spans):
         await stage.producer.decide(await stage.producer.prepare(again), COMMIT)
 
     scenario()
-    assert [spans.names(each) for each in spans(f"transaction {TOPIC}")] == [
+    assert [spans.names(span) for span in spans(f"transaction {TOPIC}")] == [
         NINE[:4], [*NINE[:4], *NINE[7:]],
     ]  # fmt: skip
 
 
-def test_nothing_is_kept_where_nobody_looks_on():
+def test_no_story_is_kept_without_telemetry():
     @staged()
     async def scenario(stage):
         await stage.half()
@@ -339,7 +341,7 @@ def test_nothing_is_kept_where_nobody_looks_on():
     scenario()
 
 
-def test_what_is_carried_out_in_the_end_belongs_to_the_ninth(spans, caplog):
+def test_the_confirmation_by_the_resource_belongs_to_the_ninth_span(spans, caplog):
     class Databases:
         identity = "fence-1"
 
@@ -367,13 +369,13 @@ def test_what_is_carried_out_in_the_end_belongs_to_the_ninth(spans, caplog):
 
     run(scenario)
     last = spans.below(spans.whole)[-1]
-    assert [each.name for each in last.events] == ["branch icbc is committed"]
+    assert [event.name for event in last.events] == ["branch icbc is committed"]
     assert spans.names(last) == ["commit"]
     assert spans.whole.attributes["txmq.transaction.state"] == "COMMITTED"
     assert last.status.status_code is spans.whole.status.status_code is StatusCode.ERROR
 
 
-def test_a_note_of_another_transaction_is_a_log_line_only(spans, caplog):
+def test_a_note_on_another_transaction_is_logged_but_not_added_to_a_span(spans, caplog):
     class Confused(Awaited):
         async def execute_local_transaction(self, message, arg):
             note("another", "branch %s is prepared", "ccb")
@@ -390,7 +392,7 @@ def test_a_note_of_another_transaction_is_a_log_line_only(spans, caplog):
 
 
 @staged()
-async def test_a_closed_producer_says_so(stage):
+async def test_deciding_with_a_closed_producer_is_refused(stage):
     half = await stage.producer.prepare(message())
     await stage.producer.__aexit__(None, None, None)
     with pytest.raises(UsageError):

@@ -1,4 +1,4 @@
-"""Plain listeners: where they run, and what becomes of those that hang; and the blocking face."""
+"""Plain listeners: the threads they run in, and listeners that hang; and the blocking API."""
 
 import asyncio
 import gc
@@ -91,7 +91,7 @@ async def test_a_plain_check_runs_in_a_thread_of_its_own():
 
 
 @run_by(run)
-async def test_one_that_hangs_keeps_its_thread_and_nothing_else():
+async def test_a_check_that_hangs_blocks_no_other_check():
     gate = threading.Event()
     hanging = []
 
@@ -113,14 +113,14 @@ async def test_one_that_hangs_keeps_its_thread_and_nothing_else():
         await until(lambda: producer.tally.checks_committed == 3)
         await until(lambda: producer.tally.checks_unknown >= 2)
         assert sum(xid == hanging[0] for xid, _ in bank.checked) == 1
-        gate.set()  # What it says now counts all the same.
+        gate.set()  # Its late answer still counts.
         await until(lambda: producer.tally.checks_committed == 4)
         admin = producer.client.admin
         assert await admin.transactions() == []
 
 
 @run_by(run)
-async def test_a_plain_local_transaction_is_seen_through_whoever_is_cancelled():
+async def test_a_plain_local_transaction_finishes_after_its_caller_is_cancelled():
     gate, begun = threading.Event(), threading.Event()
 
     def says(message):
@@ -145,7 +145,7 @@ async def test_a_plain_local_transaction_is_seen_through_whoever_is_cancelled():
 
 
 @run_by(run)
-async def test_leaving_does_not_wait_for_ever_for_a_thread():
+async def test_closing_the_producer_waits_for_a_thread_only_until_its_timeout():
     gate, begun = threading.Event(), threading.Event()
 
     def says(message):
@@ -171,7 +171,7 @@ async def test_leaving_does_not_wait_for_ever_for_a_thread():
 
 
 @run_by(run)
-async def test_threads_are_begun_as_needed_and_end():
+async def test_threads_are_started_on_demand_and_end_on_close():
     threads, gate = Threads("needed", 2), threading.Event()
     assert await threads.run(lambda: 1) == 1
     assert await threads.run(lambda: 2) == 2
@@ -185,10 +185,10 @@ async def test_threads_are_begun_as_needed_and_end():
 
 
 def names(start):
-    return sorted(each.name for each in threading.enumerate() if each.name.startswith(start))
+    return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith(start))
 
 
-def test_what_is_no_exception_ends_who_waits_but_not_the_loop():
+def test_a_keyboard_interrupt_reaches_the_waiting_thread_and_not_the_loop():
     here, told = CallerThread(), []
 
     async def ask():
@@ -206,7 +206,7 @@ def test_what_is_no_exception_ends_who_waits_but_not_the_loop():
     assert told == ["a function raised KeyboardInterrupt"]
 
 
-def test_what_is_wanted_is_run_before_who_waits_leaves():
+def test_queued_functions_run_before_the_caller_thread_leaves():
     here, ran = CallerThread(), []
 
     async def ask():
@@ -222,14 +222,14 @@ def test_what_is_wanted_is_run_before_who_waits_leaves():
 
 
 @run_by(run)
-async def test_what_nobody_is_left_to_run_is_not_waited_for():
+async def test_functions_queued_for_an_abandoned_caller_thread_fail():
     here = CallerThread()
     asked = [here.run(lambda: 1)]
     here.abandon()
     asked.append(here.run(lambda: 2))
-    for each in asked:
+    for call in asked:
         with pytest.raises(RuntimeError, match="interrupted"):
-            await each
+            await call
 
 
 # Without await
@@ -241,7 +241,7 @@ def broker():
         yield running
 
 
-def test_the_local_transaction_runs_where_it_is_sent(broker):
+def test_a_blocking_producer_runs_the_local_transaction_in_the_callers_thread(broker):
     bank = Bank(lambda message: {b"A": COMMIT, b"B": ROLLBACK}.get(message.body, UNKNOWN))
     with blocking.TransactionProducer(GROUP, broker.names, bank) as producer:
         REQUEST.set("r-2")
@@ -261,7 +261,7 @@ def test_the_local_transaction_runs_where_it_is_sent(broker):
         assert producer.send(message()).id
 
 
-def test_many_threads_share_one(broker):
+def test_many_threads_share_one_blocking_producer(broker):
     bank = Bank()
     with (
         blocking.Client(broker.names) as client,
@@ -270,8 +270,8 @@ def test_many_threads_share_one(broker):
     ):
         client.admin.create_topic(TOPIC, queues=2)
         sent = list(pool.map(lambda n: producer.send_in_transaction(message(), n), range(40)))
-        assert {each.state for each in sent} == {COMMITTED}
-        assert len({each[2] for each in bank.executed}) > 1
+        assert {transaction.state for transaction in sent} == {COMMITTED}
+        assert len({transaction[2] for transaction in bank.executed}) > 1
 
 
 def test_an_async_listener_runs_in_the_loop(broker):
@@ -285,13 +285,13 @@ def test_an_async_listener_runs_in_the_loop(broker):
     assert bank.executed[0][2] == "txmq-loop"
 
 
-def test_the_parts_are_there_too(broker):
+def test_a_blocking_producer_offers_prepare_and_decide(broker):
     with blocking.TransactionProducer(GROUP, broker.names, Bank()) as producer:
         half = producer.prepare(message())
         assert producer.decide(half, ROLLBACK).state is ROLLED_BACK
 
 
-def test_ctrl_c_in_a_local_transaction_is_the_callers(broker, caplog):
+def test_ctrl_c_in_a_local_transaction_is_raised_to_the_caller(broker, caplog):
     bank = Bank(fail(KeyboardInterrupt()))
     with blocking.TransactionProducer(GROUP, broker.names, bank) as producer:
         with pytest.raises(KeyboardInterrupt):
@@ -301,7 +301,7 @@ def test_ctrl_c_in_a_local_transaction_is_the_callers(broker, caplog):
     gc.collect()
 
 
-def test_ctrl_c_while_it_waits_is_heard(broker):
+def test_ctrl_c_interrupts_a_waiting_blocking_producer(broker):
     async def slow(message, arg):
         os.kill(os.getpid(), signal.SIGINT)
         await asyncio.sleep(3600)
@@ -313,7 +313,7 @@ def test_ctrl_c_while_it_waits_is_heard(broker):
         producer.send_in_transaction(message())
 
 
-def test_ctrl_c_just_before_it_runs_leaves_it_to_checks(broker):
+def test_ctrl_c_before_the_local_transaction_runs_leaves_the_decision_to_a_check(broker):
     class Interrupted(CallerThread):
         def serve(self):
             while not self._jobs:
@@ -349,7 +349,7 @@ print("over")
 """
 
 
-def test_a_check_that_hangs_keeps_no_program_from_ending(broker):
+def test_a_program_ends_although_a_check_hangs(broker):
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, broker.names],
         capture_output=True,

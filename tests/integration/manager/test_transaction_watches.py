@@ -41,13 +41,13 @@ class Bank:
 
 async def records(client, xid):
     found = []
-    for each in await client.admin.query("RMQ_SYS_TRACE_TOPIC", xid):
-        found += [one for one in decode(each.body) if one.id == xid]
-    return sorted(found, key=lambda one: (one.at_ms, isinstance(one, DecisionRecord)))
+    for trace_message in await client.admin.query("RMQ_SYS_TRACE_TOPIC", xid):
+        found += [record for record in decode(trace_message.body) if record.id == xid]
+    return sorted(found, key=lambda record: (record.at_ms, isinstance(record, DecisionRecord)))
 
 
 @run_by(run)
-async def test_a_half_message_and_each_decision_leave_a_record():
+async def test_a_half_message_and_each_decision_leave_a_trace_record():
     async with embedded(HURRIED) as broker, Client(broker.names) as client:
         bank, xids = Bank(COMMIT), []
         settings = Settings(is_traced=True)
@@ -72,13 +72,13 @@ async def test_a_half_message_and_each_decision_leave_a_record():
 
 
 @run_by(run)
-async def test_checks_and_ends_are_spans_of_the_transfer():
+async def test_check_and_end_spans_belong_to_the_trace_of_the_transfer():
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     client_settings = ClientSettings(telemetry=Telemetry(provider))
 
     def spans(name):
-        return [each for each in exporter.get_finished_spans() if each.name == name]
+        return [span for span in exporter.get_finished_spans() if span.name == name]
 
     async with (
         embedded(HURRIED) as broker,
@@ -94,14 +94,14 @@ async def test_checks_and_ends_are_spans_of_the_transfer():
     (transfer,) = spans("transfer")
     sent, sent_too = spans(f"send {TOPIC}")
     (checked,) = spans(f"check {TOPIC}")
-    assert bank.executing == [each.context.span_id for each in spans("5 run")]
+    assert bank.executing == [span.context.span_id for span in spans("5 run")]
     ended, ended_late = spans(f"end {TOPIC}")
     assert sent.attributes["messaging.rocketmq.message.type"] == "transaction"
     assert [sent.parent.span_id, sent_too.parent.span_id] == [
-        each.context.span_id for each in spans("2 send")
+        span.context.span_id for span in spans("2 send")
     ]
     assert ended.parent.span_id == spans("8 decide")[0].context.span_id
-    assert {each.context.trace_id for each in (sent, sent_too, checked, ended, ended_late)} == {
+    assert {span.context.trace_id for span in (sent, sent_too, checked, ended, ended_late)} == {
         transfer.context.trace_id
     }
     assert checked.parent.span_id == sent_too.context.span_id

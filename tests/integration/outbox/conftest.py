@@ -23,7 +23,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_report_collectionfinish():
-    """Nobody shall take tests that are left out for tests that passed."""
+    """Report the tests that are left out, so that nobody takes them for passed."""
     return "" if "mysql" in DATABASES else mariadb.why_not()
 
 
@@ -36,7 +36,7 @@ def outbox_postgres_url(postgres):
 
 @pytest.fixture(scope="session")
 def outbox_mariadb():
-    """A MariaDB server; where there is none, nobody asks."""
+    """A MariaDB server; unused where there is none."""
     with wanted(mariadb.mariadb) as server:
         yield server
 

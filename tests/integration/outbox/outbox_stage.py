@@ -47,7 +47,7 @@ INSERT = "INSERT INTO orders (name) VALUES ('{}')"
 
 
 class Shop:
-    """A database with an outbox and a table of orders, looked at from aside."""
+    """A database with an outbox and a table of orders, read over a connection of the test's own."""
 
     def __init__(self, kind, url):
         self.kind = kind
@@ -104,7 +104,7 @@ class Shop:
 
     @contextlib.asynccontextmanager
     async def session(self, **settings):
-        """A session of this kind, in nobody's transaction yet."""
+        """A session of this kind, not yet in a transaction."""
         async with contextlib.AsyncExitStack() as stack:
             yield await self._session(stack, settings)
 
@@ -132,7 +132,7 @@ class Shop:
         return stack.enter_context(wanted)
 
     async def add(self, session, *given, **named):
-        """Whatever the session is: its colour is the test's own business."""
+        """Add in a session of any kind, blocking or async."""
         return await awaited(self.outbox.add(session, *given, **named))
 
     async def add_many(self, session, *given, **named):
@@ -144,7 +144,7 @@ async def awaited(found):
 
 
 async def said(session, statement):
-    """Something of the application's own."""
+    """Execute a statement of the application."""
     if hasattr(session, "cursor") and not isinstance(session, psycopg.AsyncConnection):
         with session.cursor() as cursor:
             cursor.execute(statement)

@@ -1,4 +1,4 @@
-"""Relays as programs, what a broker has from them, and an outbox with a witness beside it."""
+"""Relays as programs, what a broker received from them, and an outbox with a witness table."""
 
 import queue
 import signal
@@ -29,7 +29,7 @@ def wait_until(holds, within_s=WITHIN_S, what="it did not come true"):
 
 
 class Book:
-    """An outbox in a database, and what is told of it."""
+    """An outbox in a database, and its figures."""
 
     def __init__(self, url, **how):
         self.url = url.render_as_string(hide_password=False)
@@ -56,7 +56,7 @@ class Book:
         return {row[0]: row[1] for row in self.ask(counted)}
 
     def close(self):
-        """Others may have this database next."""
+        """Drop the tables: the next test may use this database."""
         self.outbox.metadata.drop_all(self.engine)
         for table in ("lane_count", "witness", "effects", "txmq_done"):
             self.ask(f"DROP TABLE IF EXISTS {table}")

@@ -1,4 +1,4 @@
-"""What only MariaDB does with what is added."""
+"""Adding messages, where MariaDB differs."""
 
 import pytest
 from sqlalchemy import text
@@ -10,7 +10,7 @@ ONE = Message(topic="transfer", body=b"one")
 
 
 @pytest.mark.parametrize("lane", [None, "a"])
-def test_it_is_asked_once(shop_on, lane):
+def test_several_messages_are_added_in_one_query(shop_on, lane):
     shop = shop_on("mysql-connection")
     with shop.engine.begin() as connection:
 
@@ -23,7 +23,7 @@ def test_it_is_asked_once(shop_on, lane):
         assert questions() - before == 2  # One of them is the second question for the count.
 
 
-def test_a_lane_without_a_row_to_wait_at_is_no_silence(shop_on):
+def test_a_lane_without_a_lock_row_is_refused(shop_on):
     shop = shop_on("mysql-connection")
     shop.order("DELETE FROM txmq_outbox_lane")
     with shop.engine.begin() as connection, pytest.raises(TableMissing, match="row to lock"):

@@ -38,7 +38,7 @@ def numbered(count):
     return [plain(str(number).encode()) for number in range(count)]
 
 
-def test_what_is_committed_is_there_as_it_was_given(shop):
+def test_a_committed_message_is_stored_as_it_was_given(shop):
     async def main():
         async with shop.session() as session, transaction(session):
             await said(session, INSERT.format("order-1"))
@@ -63,7 +63,7 @@ def shop_clock_ms(shop):
     return now_ms
 
 
-def test_a_rollback_takes_it_away(shop):
+def test_a_rollback_removes_the_message(shop):
     async def main():
         async with shop.session() as session:
             with contextlib.suppress(Refused):
@@ -77,7 +77,7 @@ def test_a_rollback_takes_it_away(shop):
     assert (shop.orders, shop.rows) == ([], [])
 
 
-def test_a_savepoint_takes_only_its_own_away(shop):
+def test_a_savepoint_rollback_removes_only_its_own_messages(shop):
     async def main():
         async with shop.session() as session, transaction(session):
             await shop.add(session, plain(b"before"), lane="a")
@@ -94,7 +94,7 @@ def test_a_savepoint_takes_only_its_own_away(shop):
     assert shop.bodies() == [b"before", b"kept", b"after"]
 
 
-def test_many_keep_their_order_in_one_statement(shop):
+def test_add_many_keeps_the_order_of_the_messages(shop):
     async def main():
         async with shop.session() as session, transaction(session):
             first = await shop.add_many(session, numbered(300), lane="a")
@@ -125,7 +125,7 @@ def test_many_keep_their_order_in_one_statement(shop):
         ("a text", None, LocalProtocolError),
     ],
 )
-def test_what_could_never_be_sent_is_refused_and_the_transaction_goes_on(
+def test_an_unsendable_message_is_refused_and_the_transaction_continues(
     shop_on, message, lane, problem
 ):
     shop = shop_on("sqlite-session")
@@ -141,7 +141,7 @@ def test_what_could_never_be_sent_is_refused_and_the_transaction_goes_on(
     assert (shop.orders, shop.rows) == (["order-1"], [])
 
 
-def test_a_session_that_commits_each_statement_is_refused(shop):
+def test_an_autocommit_session_is_refused(shop):
     async def main():
         settings = {"isolation_level": "AUTOCOMMIT"}
         if shop.kind.endswith("psycopg"):
@@ -157,7 +157,7 @@ def test_a_session_that_commits_each_statement_is_refused(shop):
     assert shop.rows == []
 
 
-def test_a_session_need_not_have_begun(shop):
+def test_a_session_need_not_have_begun_a_transaction(shop):
     async def main():
         async with shop.session() as session:
             if hasattr(session, "vendor"):
@@ -172,7 +172,7 @@ def test_a_session_need_not_have_begun(shop):
     assert shop.bodies() == [b"one"]
 
 
-def test_a_missing_outbox_is_told(shop):
+def test_a_missing_outbox_is_reported_with_the_command_that_creates_it(shop):
     shop.order("DROP TABLE txmq_outbox")
 
     async def main():
@@ -184,7 +184,7 @@ def test_a_missing_outbox_is_told(shop):
     shop.run(main())
 
 
-def test_what_is_no_session_is_refused(shop_on):
+def test_an_engine_in_place_of_a_session_is_refused(shop_on):
     shop = shop_on("sqlite-session")
 
     with pytest.raises(UsageError, match="Engine is not a session"):
@@ -192,7 +192,7 @@ def test_what_is_no_session_is_refused(shop_on):
 
 
 @pytest.mark.parametrize("kind", ["sqlite-session", "postgres-session"])
-def test_a_session_in_scope(shop_on, kind):
+def test_a_scoped_session_is_accepted(shop_on, kind):
     shop = shop_on(kind)
     scope = scoped_session(sessionmaker(shop.engine))
 
@@ -205,7 +205,7 @@ def test_a_session_in_scope(shop_on, kind):
 
 
 @pytest.mark.parametrize("kind", ["sqlite-async-session", "postgres-async-session"])
-def test_an_awaited_session_in_scope(shop_on, kind):
+def test_an_async_scoped_session_is_accepted(shop_on, kind):
     shop = shop_on(kind)
 
     async def main():
@@ -222,7 +222,7 @@ def test_an_awaited_session_in_scope(shop_on, kind):
     assert shop.bodies() == [b"one"]
 
 
-def test_of_several_databases_the_one_of_the_table_is_asked(shop_on, tmp_path):
+def test_a_session_with_several_binds_uses_the_database_of_the_outbox(shop_on, tmp_path):
     shop = shop_on("sqlite-session")
     other = create_engine(f"sqlite:///{tmp_path}/other.db")
 
@@ -237,7 +237,7 @@ def test_of_several_databases_the_one_of_the_table_is_asked(shop_on, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["postgres-session", "postgres-psycopg"])
-def test_after_an_error_the_transaction_says_so(shop_on, kind):
+def test_adding_in_an_aborted_transaction_raises(shop_on, kind):
     shop = shop_on(kind)
 
     async def main():

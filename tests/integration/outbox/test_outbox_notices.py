@@ -1,4 +1,4 @@
-"""Words to relays, and the tables by whatever way they were made."""
+"""Notifications to relays, and the ways to create the tables."""
 
 import contextlib
 
@@ -23,7 +23,7 @@ def listening(shop):
         connection.execute("LISTEN txmq_outbox")
 
         def heard():
-            # Words come in the order of the commits, so nothing can come after this one.
+            # Notifications come in the order of the commits, so this one is the last.
             with psycopg.connect(conninfo(shop.url), autocommit=True) as other:
                 other.execute("NOTIFY txmq_outbox, 'all'")
             words = []
@@ -36,7 +36,7 @@ def listening(shop):
         yield heard
 
 
-def test_relays_hear_of_a_commit_and_of_nothing_else(shop_on):
+def test_relays_are_notified_of_commits_only(shop_on):
     shop = shop_on("postgres")
     with listening(shop) as heard, shop.engine.connect() as connection:
         shop.outbox.add(connection, ONE)
@@ -50,25 +50,25 @@ def test_relays_hear_of_a_commit_and_of_nothing_else(shop_on):
         assert heard() == [""]
 
 
-def test_of_those_who_add_at_the_same_moment_one_says_so(shop_on):
+def test_concurrent_commits_may_share_one_notification(shop_on):
     shop, rounds, said = shop_on("postgres"), 40, []
     with (
         listening(shop) as heard,
-        shop.engine.connect() as one,
-        shop.engine.connect() as other,
+        shop.engine.connect() as first,
+        shop.engine.connect() as second,
     ):
         for _ in range(rounds):
-            shop.outbox.add(one, ONE)
-            shop.outbox.add(other, ONE, "a")
-            one.commit()
-            other.commit()
+            shop.outbox.add(first, ONE)
+            shop.outbox.add(second, ONE, "a")
+            first.commit()
+            second.commit()
             said.append(len(heard()))
 
     assert set(said) <= {1, 2}
     assert sum(said) < 2 * rounds
 
 
-def test_nothing_is_said_where_it_is_not_wanted(shop_on):
+def test_an_outbox_with_notifies_off_sends_no_notification(shop_on):
     shop = shop_on("postgres")
     with listening(shop) as heard, shop.engine.begin() as connection:
         Outbox(notifies=False).add(connection, ONE, "a")
@@ -77,7 +77,7 @@ def test_nothing_is_said_where_it_is_not_wanted(shop_on):
     assert len(shop.rows) == 1
 
 
-def test_a_transaction_that_says_nothing_can_be_prepared(shop_on):
+def test_a_transaction_without_notifications_can_be_prepared(shop_on):
     shop = shop_on("postgres")
     with psycopg.connect(conninfo(shop.url)) as connection:
         Outbox(notifies=False).add(connection, ONE, "a")
@@ -89,7 +89,7 @@ def test_a_transaction_that_says_nothing_can_be_prepared(shop_on):
     assert len(shop.rows) == 1
 
 
-def test_tables_that_sessions_know_by_other_names(shop_on):
+def test_an_outbox_honours_a_schema_translate_map(shop_on):
     shop = shop_on("postgres")
     shop.order("DROP SCHEMA IF EXISTS branch CASCADE")
     shop.order("CREATE SCHEMA branch")
@@ -104,7 +104,7 @@ def test_tables_that_sessions_know_by_other_names(shop_on):
 
 
 @pytest.mark.parametrize("kind", DATABASES)
-def test_tables_are_made_by_metadata_as_by_the_statements(shop_on, kind):
+def test_metadata_and_ddl_create_the_same_tables(shop_on, kind):
     shop = shop_on(kind)
     by_metadata = Outbox("mine", metadata=MetaData())
     by_statements = Outbox("yours")
@@ -123,7 +123,7 @@ def test_tables_are_made_by_metadata_as_by_the_statements(shop_on, kind):
         create_outbox(shop.engine, "mine")
 
 
-def test_ids_are_never_given_out_twice(shop_on):
+def test_ids_are_never_reused(shop_on):
     shop = shop_on("sqlite")
     with create_engine(shop.url).begin() as connection:
         shop.outbox.add(connection, ONE)

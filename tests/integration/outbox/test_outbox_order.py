@@ -1,4 +1,4 @@
-"""In a lane the order of the ids is the order of the commits, whoever writes and however long."""
+"""In a lane the order of the ids is the order of the commits, with any writers."""
 
 import contextlib
 import os
@@ -78,14 +78,14 @@ def started(shop, *lanes):
 
 
 @pytest.mark.parametrize("kind", WITH_LOCKS)
-def test_an_id_is_allotted_after_the_wait_for_the_lane(shop_on, kind):
+def test_an_id_is_allotted_only_after_the_lane_is_locked(shop_on, kind):
     shop = shop_on(kind)
     first, second, other = started(shop, "a"), started(shop, "a"), started(shop, "b")
     assert first.go().wait(SECONDS)
     second.go()
     until(waits_for_a_lock, shop)
 
-    # Another lane waits for nobody, and takes the id that the second would have had.
+    # Another lane does not wait, and takes the id that the second would have had.
     assert other.go().wait(SECONDS)
     other.commit()
     assert not second.added[0].is_set()
@@ -96,7 +96,7 @@ def test_an_id_is_allotted_after_the_wait_for_the_lane(shop_on, kind):
 
 
 @pytest.mark.parametrize("kind", WITH_LOCKS)
-def test_a_rollback_lets_the_next_in(shop_on, kind):
+def test_a_rollback_releases_the_lane_to_the_next_writer(shop_on, kind):
     shop = shop_on(kind)
     connection = shop.engine.connect()
     shop.outbox.add(connection, message("gone"), "a")
@@ -111,7 +111,7 @@ def test_a_rollback_lets_the_next_in(shop_on, kind):
 
 
 @pytest.mark.parametrize("kind", WITH_LOCKS)
-def test_without_a_lane_nobody_waits(shop_on, kind):
+def test_writers_without_a_lane_do_not_wait(shop_on, kind):
     shop = shop_on(kind)
     first, second = started(shop, None), started(shop, None)
 
@@ -121,12 +121,12 @@ def test_without_a_lane_nobody_waits(shop_on, kind):
     assert [row.body.decode() for row in shop.rows] == [second.name]
     first.commit()
 
-    # So the one that was committed last has the lower id: there is no promise without a lane.
+    # The last commit has the lower id: without a lane there is no promise.
     assert [row.body.decode() for row in shop.rows] == [first.name, second.name]
 
 
 @pytest.mark.parametrize("kind", WITH_LOCKS)
-def test_two_who_take_two_lanes_crosswise_are_told_apart_by_the_database(shop_on, kind):
+def test_a_deadlock_over_two_lanes_fails_one_writer_with_a_retryable_error(shop_on, kind):
     shop = shop_on(kind)
     first, second = started(shop, "a", "b"), started(shop, "b", "a")
     assert first.go().wait(SECONDS)
@@ -143,7 +143,7 @@ def test_two_who_take_two_lanes_crosswise_are_told_apart_by_the_database(shop_on
 
 
 class Watcher(threading.Thread):
-    """Looks again and again, and notes what appears below what it has seen of a lane."""
+    """Reads repeatedly, and notes ids that appear below those already seen in a lane."""
 
     def __init__(self, shop):
         super().__init__(daemon=True)
@@ -173,7 +173,7 @@ class Watcher(threading.Thread):
 
 
 class Aborted(Exception):
-    """A transaction that comes to nothing."""
+    """Raised to roll back a transaction."""
 
 
 def write(shop, nth, kept):
@@ -184,7 +184,9 @@ def write(shop, nth, kept):
         with contextlib.suppress(Aborted), engine.begin() as connection:
             for lane in lanes:
                 shop.outbox.add(connection, message(f"{nth}-{count}"), lane)
-            threading.Event().wait(chance.random() * 0.004)  # Some last longer than others.
+            threading.Event().wait(
+                chance.random() * 0.004
+            )  # Some transactions take longer than others.
             if chance.random() < 0.2:
                 raise Aborted
             kept += [(lane, f"{nth}-{count}") for lane in lanes]
@@ -192,7 +194,7 @@ def write(shop, nth, kept):
 
 
 @pytest.mark.parametrize("kind", DATABASES)
-def test_nothing_appears_below_what_was_seen(shop_on, kind):
+def test_no_id_appears_below_one_already_seen_in_its_lane(shop_on, kind):
     shop = shop_on(kind)
     kept = []
     watcher = Watcher(shop)

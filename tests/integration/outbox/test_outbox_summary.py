@@ -13,7 +13,7 @@ ONE = Message(topic="transfer", body=b"one")
 
 
 @pytest.mark.parametrize("family", DATABASES)
-def test_a_summary_counts_what_waits_is_blocked_and_put_aside(shop_on, family):
+def test_the_summary_counts_rows_that_wait_are_blocked_or_put_aside(shop_on, family):
     shop = shop_on(f"{family}-connection")
     with shop.engine.begin() as connection:
         for lane in ("a", "a", "b", None, None):
@@ -36,7 +36,7 @@ def test_a_summary_counts_what_waits_is_blocked_and_put_aside(shop_on, family):
     assert not found.is_cut
 
 
-def test_a_database_that_takes_too_long_ends_the_statement(shop_on):
+def test_a_summary_of_a_locked_table_ends_with_a_statement_timeout(shop_on):
     shop = shop_on("postgres-connection")
     engine = engine_of(shop.engine.url.render_as_string(hide_password=False), limit_s=1)
     try:

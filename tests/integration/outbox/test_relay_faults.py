@@ -1,5 +1,5 @@
-"""A relay goes on whatever goes away: connections, brokers, other relays, and rows that nobody
-takes keep nobody else waiting.
+"""A relay survives the loss of connections, brokers and other relays, and rows that no broker
+accepts do not delay others.
 """
 
 import asyncio
@@ -85,7 +85,7 @@ def numbered(kind, count):
     return [f"{kind}-{number:03}" for number in range(count)]
 
 
-def test_everything_of_a_message_arrives_and_its_row_is_gone(book, broker):
+def test_a_message_arrives_with_all_its_fields_and_its_row_is_removed(book, broker):
     add(book, "full", tags="red", keys=("k1", "k2"), properties={"colour": "é"})
     add(book, "laned", lane="account-1")
     add(book, "later", delay_level=1)
@@ -112,7 +112,7 @@ def test_everything_of_a_message_arrives_and_its_row_is_gone(book, broker):
     assert book.leases() == {}
 
 
-def test_a_lane_goes_to_one_queue_in_order_among_many_others(book, broker):
+def test_each_lane_goes_to_one_queue_in_order(book, broker):
     for number in range(30):
         add(book, f"a:{number}", lane="a")
         add(book, f"b:{number}", lane="b")
@@ -132,7 +132,7 @@ def test_a_lane_goes_to_one_queue_in_order_among_many_others(book, broker):
 
 
 @only_postgresql
-def test_it_goes_on_when_its_connections_are_cut(book, broker, postgres):
+def test_a_relay_continues_after_its_connections_are_cut(book, broker, postgres):
     theirs = create_engine(book.engine.url)
 
     async def run():
@@ -152,7 +152,7 @@ def test_it_goes_on_when_its_connections_are_cut(book, broker, postgres):
 
 
 def cut(postgres, book):
-    book.engine.dispose()  # It knows nothing of connections that are cut, and nobody is using it.
+    book.engine.dispose()  # Its pool would keep the cut connections, and nothing uses it now.
     name = book.engine.url.database
     postgres.order(
         f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"
@@ -187,7 +187,7 @@ def test_rows_wait_for_a_broker_that_is_down(book, broker):
 
 @contextmanager
 def poisoned(book):
-    """One row in the middle of a lane, and one without, that no broker takes."""
+    """One row in the middle of a lane, and one without a lane, that no broker accepts."""
     add(book, "a:1", lane="a")
     add(book, "a:poison", lane="a")
     add(book, "a:2", lane="a")
@@ -201,7 +201,7 @@ def poisoned(book):
 
 
 @run_by(in_loop)
-async def test_a_row_that_nobody_takes_blocks_its_lane_until_it_is_repaired(book, broker):
+async def test_a_poisoned_row_blocks_its_lane_until_it_is_repaired(book, broker):
     with poisoned(book) as repair:
         async with Relay(book.engine, broker.names, SOON, outbox=book.outbox) as relay:
             await until(lambda: relay.tally.published == 3 and relay.tally.failed >= 4)
@@ -216,7 +216,7 @@ async def test_a_row_that_nobody_takes_blocks_its_lane_until_it_is_repaired(book
 
 
 @run_by(in_loop)
-async def test_a_row_that_nobody_takes_is_put_aside(book, broker):
+async def test_a_poisoned_row_is_put_aside_with_on_poison_skip(book, broker):
     skip = RelaySettings(on_poison="skip", lease=1.5)
 
     with poisoned(book) as repair:
@@ -231,7 +231,7 @@ async def test_a_row_that_nobody_takes_is_put_aside(book, broker):
     assert all_of(broker, book) == sorted(["a:1", "a:2", "a:poison", "b:1", "loose", "poison"])
 
 
-def test_a_row_that_nobody_takes_becomes_a_dead_letter(book, broker):
+def test_a_poisoned_row_becomes_a_dead_letter(book, broker):
     topic = f"Dead-{book.topic}"
     broker.create_topic(topic, 1)
     dead = RelaySettings(on_poison="dead_letter", dead_letter_topic=topic, lease=1.5)
@@ -250,7 +250,7 @@ def test_a_row_that_nobody_takes_becomes_a_dead_letter(book, broker):
     assert all("no such name" in letter.properties[properties.DEAD_REASON] for letter in letters)
 
 
-def test_a_topic_that_is_missing_keeps_others_from_nothing(book, tmp_path):
+def test_rows_of_a_missing_topic_do_not_block_others(book, tmp_path):
     broker = BrokerProcess(tmp_path / "strict", settings=("topics.auto_create=false",))
     broker.start()
     broker.create_topic(book.topic, QUEUES)
@@ -260,7 +260,7 @@ def test_a_topic_that_is_missing_keeps_others_from_nothing(book, tmp_path):
             book.outbox.add_many(connection, later)
             book.outbox.add_many(connection, later, lane="a")
         add(book, *numbered("good", 5))
-        few = replace(SOON, rows_max=40)  # There are more that have to wait than it has room for.
+        few = replace(SOON, rows_max=40)  # More rows have to wait than it has room for.
 
         async def run():
             async with Relay(book.engine, broker.names, few, outbox=book.outbox) as relay:
@@ -277,7 +277,7 @@ def test_a_topic_that_is_missing_keeps_others_from_nothing(book, tmp_path):
 
 @only_sqlite
 @run_by(in_loop)
-async def test_nothing_is_put_aside_because_no_name_server_answers(book):
+async def test_no_row_is_put_aside_while_the_name_server_is_silent(book):
     skip = RelaySettings(on_poison="skip", attempts_max=1, lease=0.6)
 
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -290,7 +290,7 @@ async def test_nothing_is_put_aside_because_no_name_server_answers(book):
 
 
 @only_sqlite
-def test_it_goes_on_when_for_a_while_its_source_gives_no_connections(book, broker):
+def test_a_relay_continues_after_its_source_gave_no_connections(book, broker):
     refused = []
 
     def connect(*_):
@@ -314,7 +314,7 @@ def test_it_goes_on_when_for_a_while_its_source_gives_no_connections(book, broke
 
 
 @only_sqlite
-def test_a_database_that_can_only_be_read_is_told(book, broker):
+def test_a_read_only_database_is_reported(book, broker):
     async def run():
         url = f"sqlite:///file:{book.engine.url.database}?mode=ro&uri=true"
         async with Relay(create_engine(url), broker.names, SOON, outbox=book.outbox):
@@ -325,7 +325,7 @@ def test_a_database_that_can_only_be_read_is_told(book, broker):
 
 
 @only_postgresql
-def test_relays_share_the_slots_and_let_go_of_them(book, broker):
+def test_relays_share_the_slots_and_release_them(book, broker):
     def shares():
         return sorted(book.leases().values(), reverse=True)
 
@@ -344,7 +344,7 @@ def test_relays_share_the_slots_and_let_go_of_them(book, broker):
 
 
 @only_postgresql
-def test_one_that_dies_is_replaced_when_its_lease_ends(book, broker, tmp_path):
+def test_a_killed_relay_is_replaced_when_its_lease_ends(book, broker, tmp_path):
     with RelayProgram(tmp_path, book, broker.names, "--lease", "1") as first:
         first.ready()
         wait_until(lambda: book.leases())
@@ -360,7 +360,7 @@ def test_one_that_dies_is_replaced_when_its_lease_ends(book, broker, tmp_path):
 
 
 @only_postgresql
-def test_figures_are_shown_and_a_relay_without_an_outbox_says_so(book, broker, tmp_path):
+def test_metrics_are_served_and_a_missing_outbox_is_reported(book, broker, tmp_path):
     with RelayProgram(tmp_path, book, broker.names, "--http", "127.0.0.1:0") as program:
         address = program.ready().split("metrics ")[1].strip()
         add(book, *numbered("counted", 3))
@@ -387,9 +387,7 @@ def test_figures_are_shown_and_a_relay_without_an_outbox_says_so(book, broker, t
 
 @only_postgresql
 @run_by(in_loop)
-async def test_who_asks_for_figures_of_a_table_that_is_locked_keeps_no_lease_from_being_renewed(
-    book, broker
-):
+async def test_leases_are_renewed_while_figures_wait_for_a_locked_table(book, broker):
     slots = book.outbox.slots.fullname
     living = f"SELECT COUNT(*) FROM {slots} WHERE until_ms >= {NOW_MS['postgresql']}"
 
@@ -406,7 +404,7 @@ async def test_who_asks_for_figures_of_a_table_that_is_locked_keeps_no_lease_fro
 
 
 @only_postgresql
-def test_an_asyncio_source_and_a_client_that_is_shared(book, broker):
+def test_a_relay_works_with_an_async_engine_and_a_shared_client(book, broker):
     async def run():
         engine = create_async_engine(book.engine.url)
         async with (
@@ -423,7 +421,7 @@ def test_an_asyncio_source_and_a_client_that_is_shared(book, broker):
 
 
 @only_postgresql
-def test_a_row_that_is_committed_late_is_published_soon(book, broker):
+def test_a_row_committed_late_is_published_soon(book, broker):
     async def run():
         async with Relay(book.engine, broker.names, SOON, outbox=book.outbox) as relay:
             with book.engine.connect() as slow:
@@ -441,7 +439,7 @@ def test_a_row_that_is_committed_late_is_published_soon(book, broker):
 
 @only_postgresql
 @run_by(in_loop)
-async def test_it_leaves_no_transaction_open_that_keeps_things_from_being_cleared(book, broker):
+async def test_an_idle_relay_leaves_no_transaction_open(book, broker):
     async with Relay(book.engine, broker.names, SOON, outbox=book.outbox) as relay:
         add(book, "one")
         await until(lambda: relay.tally.published == 1)

@@ -1,6 +1,6 @@
-"""Writers, relays that are killed at any moment, and one transaction that takes its time: what is
-committed is published, what is rolled back is not, each lane keeps its order, and whoever consumes
-it behind a guard has each effect once.
+"""Writers, relays that are killed at any moment, and one long transaction: committed messages are
+published, rolled-back ones are not, each lane keeps its order, and a consumer behind a guard has
+each effect once.
 """
 
 import os
@@ -37,7 +37,7 @@ EFFECT = text("INSERT INTO effects VALUES (:body)")
 
 
 def consuming(book, broker):
-    """A consumer behind a guard, that knows repeats by the ids of messages."""
+    """A consumer behind a guard, which recognizes repeats by message id."""
     DoneTable().metadata.create_all(book.engine)
     book.ask(EFFECTS)
     settings = ConsumerSettings(start=StartFrom.FIRST, concurrency=8)
@@ -133,7 +133,7 @@ def book(postgres):
 
 @pytest.mark.fault("P18")
 @pytest.mark.timeout(60 if not SOAK else 3_600)
-def test_nothing_is_lost_or_disordered_whoever_is_killed(book, broker, tmp_path):
+def test_no_message_is_lost_or_reordered_although_relays_are_killed(book, broker, tmp_path):
     chance = random.Random()
     relays = [RelayProgram(tmp_path, book, broker.names, *LEASE) for _ in range(RELAYS)]
     writers = [Writer(book, number, ROWS // WRITERS) for number in range(WRITERS)]
@@ -177,14 +177,14 @@ def book_left(writers):
 
 
 def stop_for_longer_than_its_lease(book, relay):
-    """It sleeps in the middle of what it does, wakes when others have its slots, and goes on."""
+    """Pause a relay until others have its slots, and let it continue."""
     relay.process.send_signal(signal.SIGSTOP)
     threading.Event().wait(1.3)
     relay.process.send_signal(signal.SIGCONT)
 
 
 def hold_and_wait(book):
-    """Waits for the lane that a long transaction has, and comes after it."""
+    """Wait for the lane that a long transaction holds, and add behind it."""
     with book.engine.begin() as connection:
         add_held(book, connection, "later")
 

@@ -24,7 +24,7 @@ async def store_on(adapter, outbox):
 
 @pytest.mark.parametrize("kind", SMALL)
 @run_by(in_loop)
-async def test_what_a_service_has_prepared_outlives_what_a_relay_does(shop_on, kind):
+async def test_prepared_statements_of_a_service_outlive_the_work_of_a_relay(shop_on, kind):
     shop = shop_on("postgres-connection")
 
     async with contextlib.AsyncExitStack() as stack:

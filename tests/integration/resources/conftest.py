@@ -53,13 +53,13 @@ def postgres_url(postgres):
 
 @pytest.fixture(scope="session")
 def mariadb_url():
-    """One database for all tests, as for PostgreSQL; where there is no server, nobody asks."""
+    """One database for all tests, as for PostgreSQL; unused where there is no server."""
     with wanted(mariadb.mariadb) as server, server.database() as url:
         yield url
 
 
 def pytest_report_collectionfinish():
-    """Nobody shall take tests that are left out for tests that passed."""
+    """Report the tests that are left out, so that nobody takes them for passed."""
     return "" if ON_MARIADB else mariadb.why_not()
 
 

@@ -53,7 +53,7 @@ class Settings(NamedTuple):
 
 @contextlib.asynccontextmanager
 async def source_of(kind, url, settings):
-    """What an application would give to a resource."""
+    """The source that an application would give to a resource."""
     async with contextlib.AsyncExitStack() as stack:
         if kind.startswith("psycopg"):
             yield await psycopg_source(kind, conninfo(url), stack)
@@ -108,7 +108,7 @@ def django_source(url, settings, alias="bank"):
 
 
 class Bank:
-    """A database with a fence and a table of orders, looked at from aside."""
+    """A database with a fence and a table of orders, read over a connection of the test's own."""
 
     def __init__(self, kind, url):
         self.kind = kind
@@ -159,7 +159,7 @@ def by_default(bank, setting, value):
 
 
 class Stage:
-    """A service: a resource, and local transactions of either colour."""
+    """A service: a resource, and local transactions, blocking or async."""
 
     def __init__(self, resource):
         self.resource = resource
@@ -183,13 +183,13 @@ class Stage:
         await asyncio.to_thread(blocking)
 
     async def outside(self, waiting):
-        """What comes of something that must be awaited, for work of either colour."""
+        """The result of an awaitable, for blocking and async work."""
         if not self.resource.is_blocking:
             return await waiting
         return asyncio.run_coroutine_threadsafe(waiting, self._loop).result(30)
 
     async def order(self, xid, amount=1, **how):
-        """The local transaction of most tests: one row. Returns what may be told of it."""
+        """The local transaction of most tests: one row. Returns its state."""
         local = self.begin(xid, **how)
 
         async def work(session):
@@ -208,7 +208,7 @@ def insert(xid, amount=1):
 
 
 async def said(session, statement):
-    """What a session of any kind says to a statement."""
+    """Execute a statement in a session of any kind."""
     is_plain = isinstance(session, psycopg.Connection | psycopg.AsyncConnection)
     if hasattr(session, "vendor"):
         cursor = session.cursor()

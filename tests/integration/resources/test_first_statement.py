@@ -57,7 +57,7 @@ async def run(stage, xid, *statements):
 
 @ONE
 @pytest.mark.parametrize("is_async", [False, True])
-def test_prepared_statements_that_vanish_or_appear_do_not_matter(bank, is_async):
+def test_prepared_statements_may_vanish_or_appear_between_transactions(bank, is_async):
     async def play():
         async with staged(bank, is_async) as stage:
             await run(stage, "x-1")

@@ -31,7 +31,7 @@ def one_bank(bank_of_kind):
 
 @contextlib.contextmanager
 def holding(bank, statement):
-    """Somebody who has done something, and thinks about it."""
+    """A foreign transaction that has run a statement and stays open."""
     with bank.engine.connect() as connection:
         connection.exec_driver_sql(statement)
         yield connection
@@ -39,7 +39,7 @@ def holding(bank, statement):
 
 
 @run_by(in_loop)
-async def test_a_deadlock_that_nobody_heard_of_commits_nothing(bank):
+async def test_a_swallowed_deadlock_error_commits_nothing(bank):
     """The database has begun another transaction by then, and a check may have come."""
     async with bank.stage() as stage:
         rivals = Rivals(bank, stage)
@@ -57,7 +57,7 @@ async def test_a_deadlock_that_nobody_heard_of_commits_nothing(bank):
         assert lost not in bank.orders
 
 
-def test_a_statement_that_waited_too_long_is_undone_alone(bank):
+def test_a_lock_wait_timeout_undoes_only_its_statement(bank):
     bank.order("INSERT INTO orders VALUES ('a', 1)")
 
     async def story():
@@ -80,7 +80,7 @@ def test_a_statement_that_waited_too_long_is_undone_alone(bank):
     assert bank.order("SELECT xid, amount FROM orders ORDER BY xid") == [("a", 1), ("x-1", 1)]
 
 
-def test_a_nested_transaction_that_was_left_open_is_committed_with_the_whole(bank):
+def test_an_open_savepoint_is_committed_with_its_transaction(bank):
     async def story():
         async with bank.stage() as stage:
             local = stage.begin("x-1")
@@ -99,7 +99,7 @@ def test_a_nested_transaction_that_was_left_open_is_committed_with_the_whole(ban
     assert bank.orders == {"x-1"}
 
 
-def test_who_is_cancelled_leaves_nothing(bank_of_kind):
+def test_a_cancelled_transaction_leaves_nothing(bank_of_kind):
     bank = bank_of_kind("mysql-async")
 
     async def story():
@@ -124,8 +124,8 @@ def test_who_is_cancelled_leaves_nothing(bank_of_kind):
     assert bank.orders == set()
 
 
-def test_cleaning_waits_for_nobody_whose_sessions_read_what_is_committed(one_bank):
-    """And nobody waits for it: it locks old rows, and no others."""
+def test_cleaning_does_not_wait_for_read_committed_sessions(one_bank):
+    """And no session waits for the cleaning: it locks only old rows."""
     bank = one_bank
     engine = {"isolation_level": "READ COMMITTED"}
 
@@ -153,8 +153,8 @@ def test_cleaning_waits_for_nobody_whose_sessions_read_what_is_committed(one_ban
 
 
 @run_by(in_loop)
-async def test_cleaning_gives_up_soon_where_local_transactions_hold_the_mark(one_bank):
-    """At REPEATABLE READ, which is where they start, each keeps the mark as it is."""
+async def test_cleaning_gives_up_while_local_transactions_lock_the_mark(one_bank):
+    """At REPEATABLE READ, their default, each keeps the mark locked."""
     async with one_bank.stage() as stage:
         identity = stage.resource.identity
         claim = (
@@ -167,7 +167,7 @@ async def test_cleaning_gives_up_soon_where_local_transactions_hold_the_mark(one
         assert await stage.resource.clean(DAY_S) == 0
 
 
-def test_a_table_without_transactions(one_bank):
+def test_a_myisam_fence_is_refused(one_bank):
     one_bank.order("ALTER TABLE txmq_fence ENGINE = MyISAM")
 
     async def story():
@@ -180,7 +180,7 @@ def test_a_table_without_transactions(one_bank):
     assert one_bank.fence == {}
 
 
-def test_rows_are_dated_by_one_clock_whatever_zone_a_session_is_in(one_bank):
+def test_fence_row_times_do_not_depend_on_the_session_time_zone(one_bank):
     engine = {"connect_args": {"init_command": "SET time_zone = '-08:00'"}}
 
     async def story():
@@ -193,7 +193,7 @@ def test_rows_are_dated_by_one_clock_whatever_zone_a_session_is_in(one_bank):
     assert begin_ms - 1000 <= found_ms <= now_ms() + 1000
 
 
-def test_a_service_needs_to_read_and_to_insert_and_no_more(one_bank, request):
+def test_a_service_needs_only_select_and_insert(one_bank, request):
     bank = one_bank
     database = bank.url.database
     bank.order("CREATE OR REPLACE USER teller@'%' IDENTIFIED BY 'secret'")
@@ -216,8 +216,8 @@ def test_a_service_needs_to_read_and_to_insert_and_no_more(one_bank, request):
 
 
 @run_by(in_loop)
-async def test_a_check_is_not_kept_out_by_whoever_changes_a_table(one_bank):
-    """Locks on tables have a patience of their own, of a day."""
+async def test_a_check_is_unknown_while_the_fence_tables_are_locked(one_bank):
+    """Locks on tables have a timeout of their own, of a day."""
     async with one_bank.stage() as stage:
         with holding(one_bank, "LOCK TABLES txmq_fence READ, txmq_fence_mark READ") as other:
             assert await stage.check("x-1") is UNKNOWN

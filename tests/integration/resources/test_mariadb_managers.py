@@ -40,18 +40,18 @@ class Transfers:
         self.client = client
 
     async def run(self, source, work):
-        """Decorate a function of either colour with a manager, and call it for some keys."""
+        """Decorate a blocking or async function with a manager, and call it for some keys."""
         with contextlib.closing(SQLResource(source)) as resource:
             async with TransactionManager(GROUP, self.names, resource) as tm:
                 decorated = tm.transactional(topic=TOPIC, keys=lambda xid: xid, body=str.encode)
                 return await work(tm, decorated)
 
     async def visible(self):
-        found = []
+        messages = []
         with contextlib.suppress(TopicNotFound):
             for queue in (await self.client.admin.route(TOPIC)).readable:
-                found += (await self.client.admin.pull(queue, 0)).messages
-        return sorted(each.body.decode() for each in found)
+                messages += (await self.client.admin.pull(queue, 0)).messages
+        return sorted(message.body.decode() for message in messages)
 
 
 async def transferring(bank, work):
@@ -66,7 +66,7 @@ async def transferring(bank, work):
         return found, await transfers.visible(), await client.admin.transactions()
 
 
-def test_a_manager_commits_and_rolls_back_both_sides(bank):
+def test_a_manager_commits_and_rolls_back_rows_and_message(bank):
     async def work(tm, decorated):
         if bank.kind == "mysql":
 
@@ -82,7 +82,7 @@ def test_a_manager_commits_and_rolls_back_both_sides(bank):
                     raise RollBack("no")
 
         call = decorated(function)
-        return [(await call(each)).state for each in ("good", "bad")]
+        return [(await call(key)).state for key in ("good", "bad")]
 
     states, visible, still_open = asyncio.run(transferring(bank, work))
 
@@ -91,7 +91,7 @@ def test_a_manager_commits_and_rolls_back_both_sides(bank):
     assert (visible, list(still_open)) == (["good"], [])
 
 
-def test_a_manager_tries_a_deadlock_again_inside_one_transaction(bank):
+def test_a_deadlock_is_retried_under_the_same_transaction_id(bank):
     bank.order("INSERT INTO orders VALUES ('a', 1), ('b', 1)")
     bank.order("ALTER TABLE orders ADD PRIMARY KEY (xid)")
     ways = {"one": "ab", "two": "ba"}
@@ -122,9 +122,9 @@ def test_a_manager_tries_a_deadlock_again_inside_one_transaction(bank):
 
     outcomes, visible, still_open = asyncio.run(transferring(bank, work))
 
-    assert {each.state for each in outcomes} == {TransactionState.COMMITTED}
+    assert {outcome.state for outcome in outcomes} == {TransactionState.COMMITTED}
     assert len(tries) == 3, tries  # One of them twice, under the same id.
-    assert {xid for _, xid in tries} == {each.xid for each in outcomes}
+    assert {xid for _, xid in tries} == {outcome.xid for outcome in outcomes}
     assert bank.order("SELECT xid, amount FROM orders ORDER BY xid") == [("a", 3), ("b", 3)]
-    assert set(bank.fence) == {each.xid for each in outcomes}
+    assert set(bank.fence) == {outcome.xid for outcome in outcomes}
     assert (visible, list(still_open)) == (["one", "two"], [])

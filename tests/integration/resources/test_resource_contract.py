@@ -1,4 +1,4 @@
-"""What every kind of source keeps to: one suite, run for all of them."""
+"""The contract of all kinds of sources: one suite, run for each of them."""
 
 import asyncio
 import contextlib
@@ -40,7 +40,7 @@ UNSURE = [kind for kind in KINDS if kind not in (*ON_POSTGRES, "sqlite-django")]
 
 
 class Base(DeclarativeBase):
-    """Of what sessions keep back."""
+    """The base of mapped classes."""
 
 
 class Kept(Base):
@@ -53,7 +53,7 @@ class Refused(Exception):
     """What an application raises."""
 
 
-def test_a_local_transaction_commits_with_its_fence_and_checks_say_so(bank):
+def test_checks_confirm_a_committed_local_transaction(bank):
     async def story():
         async with bank.stage() as stage:
             assert await stage.order("x-1") is COMMIT
@@ -65,7 +65,7 @@ def test_a_local_transaction_commits_with_its_fence_and_checks_say_so(bank):
     assert bank.orders == {"x-1"}
 
 
-def test_an_exception_inside_rolls_both_back_and_comes_out(bank):
+def test_an_exception_rolls_back_rows_and_fence_and_is_raised(bank):
     async def story():
         async with bank.stage() as stage:
             local = stage.begin("x-1")
@@ -84,8 +84,8 @@ def test_an_exception_inside_rolls_both_back_and_comes_out(bank):
 
 
 @pytest.mark.fault("P8")
-def test_what_a_check_has_rolled_back_cannot_commit_later(bank):
-    """Asleep before the fence, since before its first statement."""
+def test_a_transaction_rolled_back_by_a_check_cannot_commit_later(bank):
+    """It is paused before the fence, ahead of its first statement."""
 
     async def story():
         async with bank.stage() as stage:
@@ -103,8 +103,8 @@ def test_what_a_check_has_rolled_back_cannot_commit_later(bank):
 
 
 @pytest.mark.fault("P8")
-def test_a_local_transaction_under_way_is_unknown_and_may_still_commit(bank):
-    """Asleep behind the fence, with its row inserted."""
+def test_a_running_transaction_is_unknown_to_checks_and_may_still_commit(bank):
+    """It is paused behind the fence, with its row inserted."""
 
     async def story():
         async with bank.stage() as stage:
@@ -124,7 +124,7 @@ def test_a_local_transaction_under_way_is_unknown_and_may_still_commit(bank):
     assert bank.orders == {"x-1"}
 
 
-def test_nothing_is_done_twice_under_one_id(bank):
+def test_a_second_transaction_under_a_committed_id_is_refused(bank):
     async def story():
         async with bank.stage() as stage:
             await stage.order("x-1")
@@ -139,7 +139,7 @@ def test_nothing_is_done_twice_under_one_id(bank):
 
 
 @run_by(in_loop)
-async def test_another_group_can_neither_tell_nor_take_part(bank):
+async def test_another_group_can_neither_check_nor_repeat_a_transaction(bank):
     async with bank.stage() as stage:
         await stage.order("x-1")
         assert await stage.check("x-1", group="ccb") is UNKNOWN
@@ -157,7 +157,7 @@ async def test_a_check_of_another_fence_is_unknown(bank):
 
 
 @pytest.mark.fault("D4")
-def test_a_session_that_finds_itself_elsewhere_does_nothing(bank):
+def test_a_changed_fence_identity_is_refused_and_checks_are_unknown(bank):
     """After the start: a failover, a new search path, a table made anew."""
 
     async def story():
@@ -173,7 +173,7 @@ def test_a_session_that_finds_itself_elsewhere_does_nothing(bank):
     assert (bank.fence, bank.orders) == ({}, set())
 
 
-def test_an_error_that_was_caught_inside_cannot_look_like_a_commit(bank):
+def test_a_swallowed_database_error_cannot_look_like_a_commit(bank):
     async def story():
         async with bank.stage() as stage:
             local = stage.begin("x-1")
@@ -208,7 +208,7 @@ async def by_statement(bank, session):
 
 
 async def by_the_way(bank, session):
-    """In MariaDB a CREATE TABLE ends the transaction it stands in."""
+    """In MariaDB a CREATE TABLE commits its transaction."""
     await said(session, "CREATE OR REPLACE TABLE made_meanwhile (id INTEGER)")
 
 
@@ -221,10 +221,10 @@ COMMITS = [
 
 
 @pytest.mark.parametrize(("bank", "commits", "says_more", "is_sorry"), COMMITS, indirect=["bank"])
-def test_a_function_that_commits_by_itself_is_not_called_rolled_back(
+def test_a_commit_inside_the_function_is_unknown_and_not_rolled_back(
     bank, commits, says_more, is_sorry
 ):
-    """It is told so, unless it has something to say itself; and the check knows."""
+    """OutcomeUnknown is raised, unless the function raises itself; a check knows the outcome."""
 
     async def story():
         async with bank.stage() as stage:
@@ -251,7 +251,7 @@ def test_a_function_that_commits_by_itself_is_not_called_rolled_back(
 
 @pytest.mark.parametrize("end", ["ROLLBACK", "ROLLBACK AND CHAIN", "ABORT; BEGIN"])
 @pytest.mark.parametrize("bank", ON_POSTGRES, indirect=True)
-def test_what_follows_a_rollback_inside_is_not_committed_without_its_row(bank, end):
+def test_rows_after_a_rollback_inside_are_not_committed_without_a_fence_row(bank, end):
     """I2: a check would find no row, and call rolled back what is there."""
 
     async def story():
@@ -283,8 +283,8 @@ SETTINGS = [
 
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("bank", ON_POSTGRES, indirect=True)
-def test_what_a_function_sets_is_no_end(bank, setting):
-    """Also what an end of the transaction would turn back."""
+def test_changing_a_session_setting_is_not_taken_for_an_end(bank, setting):
+    """Even a setting that the end of a transaction would reset."""
 
     async def story():
         async with bank.stage() as stage:
@@ -304,7 +304,7 @@ def test_what_a_function_sets_is_no_end(bank, setting):
 
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
 @pytest.mark.parametrize("bank", ON_POSTGRES, indirect=True)
-def test_an_end_is_found_behind_a_pooler_that_shows_something_else(bank, end, monkeypatch):
+def test_a_commit_or_rollback_inside_is_detected_behind_a_pooler(bank, end, monkeypatch):
     monkeypatch.setattr(Canary, "_now", lambda _: "off")
 
     async def story():
@@ -328,7 +328,7 @@ def test_an_end_is_found_behind_a_pooler_that_shows_something_else(bank, end, mo
 
 
 @pytest.mark.parametrize("bank", ON_POSTGRES, indirect=True)
-def test_a_part_that_is_taken_back_is_no_end(bank):
+def test_a_rollback_to_a_savepoint_is_not_taken_for_an_end(bank):
     async def story():
         async with bank.stage() as stage:
             local = stage.begin("x-1")
@@ -349,7 +349,7 @@ def test_a_part_that_is_taken_back_is_no_end(bank):
 
 
 async def goes_on(bank, session, statement):
-    """Where somebody watches, nobody gets on after an end."""
+    """Run a statement after an end of the transaction; Django refuses it."""
     if bank.kind.endswith("django"):
         with contextlib.suppress(TransactionManagementError):
             await said(session, statement)
@@ -373,8 +373,8 @@ async def defers(session):
 
 @pytest.mark.parametrize("goes_wrong", [breaks, keeps_back, defers])
 @pytest.mark.parametrize("bank", ON_POSTGRES, indirect=True)
-def test_what_goes_wrong_after_a_commit_inside_does_not_take_it_back(bank, goes_wrong):
-    """A swallowed error, a flush that fails, a commit that is refused: none undoes the first."""
+def test_an_error_after_a_commit_inside_does_not_undo_it(bank, goes_wrong):
+    """A swallowed error, a failed flush, a refused commit: none undoes the first commit."""
     if goes_wrong is keeps_back and (bank.kind.startswith("psycopg") or "django" in bank.kind):
         return
     bank.order("ALTER TABLE orders ADD UNIQUE (xid) DEFERRABLE INITIALLY DEFERRED")
@@ -402,8 +402,8 @@ def test_what_goes_wrong_after_a_commit_inside_does_not_take_it_back(bank, goes_
 
 @pytest.mark.parametrize("is_asked", [False, True])
 @pytest.mark.parametrize("bank", UNSURE, indirect=True)
-def test_what_was_given_up_without_a_word_is_not_half_committed(bank, is_asked):
-    """What comes after it would be a transaction of its own, without a fence."""
+def test_rows_after_a_silent_rollback_are_not_committed(bank, is_asked):
+    """The statements after it would be a transaction of their own, without a fence."""
 
     async def story():
         async with bank.stage() as stage:
@@ -427,7 +427,7 @@ def test_what_was_given_up_without_a_word_is_not_half_committed(bank, is_asked):
 
 
 @run_by(in_loop)
-async def test_sessions_are_of_the_sources_colour(bank):
+async def test_with_and_async_with_must_match_the_source(bank):
     async with bank.stage() as stage:
         local = stage.begin("x-1")
         if stage.resource.is_blocking:
@@ -440,7 +440,7 @@ async def test_sessions_are_of_the_sources_colour(bank):
 
 
 @run_by(in_loop)
-async def test_one_object_is_one_local_transaction(bank):
+async def test_a_local_transaction_object_cannot_be_entered_twice(bank):
     async with bank.stage() as stage:
         local = stage.begin("x-1")
         await stage.run(local, lambda session: said(session, insert("x-1")))
@@ -450,7 +450,7 @@ async def test_one_object_is_one_local_transaction(bank):
 
 
 @run_by(in_loop)
-async def test_cleaning_removes_what_the_call_before_announced(bank):
+async def test_cleaning_removes_rows_one_call_after_announcing_them(bank):
     async with bank.stage() as stage:
         for number in range(7):
             await stage.order(f"x-{number}")
@@ -465,7 +465,7 @@ async def test_cleaning_removes_what_the_call_before_announced(bank):
         assert await stage.check("young") is COMMIT
 
 
-def test_of_a_transaction_older_than_the_fence_remembers_nothing_is_presumed(bank):
+def test_a_transaction_older_than_the_cleaned_fence_is_unknown(bank):
     async def story():
         async with bank.stage() as stage:
             old_ms = now_ms() - 3 * 86_400_000
@@ -487,8 +487,8 @@ def test_of_a_transaction_older_than_the_fence_remembers_nothing_is_presumed(ban
 
 
 @run_by(in_loop)
-async def test_a_check_leaves_patience_as_it_was(bank):
-    """The next user of its connection waits for locks as long as ever."""
+async def test_a_check_restores_the_lock_timeout_of_its_connection(bank):
+    """The next user of its connection waits for locks as long as before."""
     questions = {
         "sqlite": "PRAGMA busy_timeout",
         "mysql": "SELECT @@innodb_lock_wait_timeout",

@@ -1,4 +1,4 @@
-"""Many checks in one database transaction say and do what the same checks say and do alone.
+"""Many checks in one database transaction answer and act as the same checks do alone.
 
 TXMQ_SOAK races 10,000 transactions of each kind, or as many as it says.
 """
@@ -71,7 +71,7 @@ class Crowds(Race):
 
     async def run(self, number):
         for first in range(0, number, CROWD):
-            await self.crowd([f"x-{first + each}" for each in range(CROWD)])
+            await self.crowd([f"x-{first + offset}" for offset in range(CROWD)])
 
 
 @pytest.mark.parametrize("bank", ["postgres"], indirect=True)
@@ -79,7 +79,7 @@ class Crowds(Race):
     ("kind", "checks_of"),
     [("postgres-async", "psycopg-async-pool"), ("psycopg-async-pool", "postgres")],
 )
-def test_a_crowd_of_checks_and_commits_never_both_win(bank, kind, checks_of, shared):
+def test_batched_checks_and_commits_never_both_win(bank, kind, checks_of, shared):
     seed = random.randrange(2**32)
     engine = {} if kind.startswith("psycopg") else {"pool_size": AT_ONCE}
 
@@ -96,8 +96,8 @@ def test_a_crowd_of_checks_and_commits_never_both_win(bank, kind, checks_of, sha
     assert shared, "no two checks ever shared a database transaction"
 
 
-def test_a_crowd_is_told_what_each_is_told_alone(bank, shared):
-    """Whatever is in the fence, whoever it belongs to, and however old it is."""
+def test_batched_checks_get_the_answers_of_single_checks(bank, shared):
+    """For every content, owner and age of the row in the fence."""
     chance = random.Random(7)
     kinds = ["committed", "rolled back", "another's", "nowhere", "too old", "another fence's"]
     drawn = [*kinds, *chance.choices(kinds, k=CROWD)]
@@ -136,7 +136,7 @@ def test_a_crowd_is_told_what_each_is_told_alone(bank, shared):
 
     asyncio.run(story())
 
-    # Those that nobody can tell of leave nothing behind.
+    # Checks that cannot be answered leave nothing behind.
     rows = bank.order("SELECT xid, outcome, owner FROM txmq_fence")
     left = {way: set() for way in ("alone", "together")}
     for xid, *rest in rows:
@@ -148,7 +148,7 @@ def test_a_crowd_is_told_what_each_is_told_alone(bank, shared):
 
 
 @pytest.mark.parametrize("bank", ["postgres-async", *ON_MARIADB], indirect=True)
-def test_one_that_is_under_way_keeps_no_other_from_being_told(bank):
+def test_a_running_transaction_does_not_block_the_other_checks_of_its_batch(bank):
     ids = [f"x-{number}" for number in range(20)]
 
     async def story():
@@ -173,7 +173,7 @@ def test_one_that_is_under_way_keeps_no_other_from_being_told(bank):
 
 
 @run_by(in_loop)
-async def test_a_crowd_whose_connection_is_lost_is_told_nothing_and_leaves_nothing(postgres_bank):
+async def test_a_lost_connection_makes_every_check_of_the_batch_unknown(postgres_bank):
     async with postgres_bank.stage("psycopg-async-pool", resource={"check_wait": 30}) as stage:
         ids = [f"x-{number}" for number in range(20)]
         async with stage.begin("x-7"):
@@ -190,10 +190,10 @@ async def test_a_crowd_whose_connection_is_lost_is_told_nothing_and_leaves_nothi
 
 
 @run_by(in_loop)
-async def test_crowds_that_ask_about_the_same_agree(postgres_bank):
-    """Two services that are asked about the same transactions, in whatever order."""
-    one = postgres_bank.stage("psycopg-async-pool")
-    async with one as first, postgres_bank.stage("postgres") as second:
+async def test_two_batches_about_the_same_transactions_agree(postgres_bank):
+    """Two services are asked about the same transactions, in random order."""
+    first_service = postgres_bank.stage("psycopg-async-pool")
+    async with first_service as first, postgres_bank.stage("postgres") as second:
         chance = random.Random(3)
         for turn in range(10):
             ids = [f"x-{turn}-{number}" for number in range(20)]
@@ -207,5 +207,5 @@ async def test_crowds_that_ask_about_the_same_agree(postgres_bank):
             told = {xid: set() for xid in ids}
             for (_, xid), answer in zip(asked, answers, strict=True):
                 told[xid].add(answer)
-            assert all(len(each - {UNKNOWN}) <= 1 for each in told.values())
+            assert all(len(verdicts - {UNKNOWN}) <= 1 for verdicts in told.values())
             assert told[ids[0]] <= {late.state, UNKNOWN}

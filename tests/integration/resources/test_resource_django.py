@@ -22,7 +22,7 @@ class Refused(Exception):
 
 
 class Service:
-    """A thread with Django's connection, as a worker's that serves requests."""
+    """A thread with Django's connection, like a worker that serves requests."""
 
     def __init__(self, bank, connection, resource):
         self.bank = bank
@@ -65,7 +65,7 @@ def service(bank):
         yield found
 
 
-def test_a_block_inside_is_a_savepoint(bank, service):
+def test_an_inner_atomic_block_is_a_savepoint(bank, service):
     from django.db import transaction
 
     def work():
@@ -81,8 +81,8 @@ def test_a_block_inside_is_a_savepoint(bank, service):
     assert bank.orders == {"x-1", "done"}
 
 
-def test_a_transaction_is_none_inside_a_block_of_the_application(bank, service):
-    """ATOMIC_REQUESTS, or a TestCase: the commit would be a savepoint's."""
+def test_a_local_transaction_inside_an_atomic_block_is_refused(bank, service):
+    """As with ATOMIC_REQUESTS or in a TestCase: the commit would only release a savepoint."""
     from django.db import transaction
 
     with transaction.atomic(using="bank"), pytest.raises(UsageError, match="ATOMIC_REQUESTS"):
@@ -97,7 +97,7 @@ def test_a_transaction_is_none_inside_a_block_of_the_application(bank, service):
     assert bank.orders == {"x-1"}
 
 
-def test_hooks_are_called_after_the_commit_and_cannot_take_it_back(bank, service, caplog):
+def test_on_commit_hooks_run_after_the_commit_and_cannot_undo_it(bank, service, caplog):
     from django.db import transaction
 
     seen = []
@@ -117,7 +117,7 @@ def test_hooks_are_called_after_the_commit_and_cannot_take_it_back(bank, service
     assert "the transaction is committed" in caplog.text
 
 
-def test_hooks_of_what_is_rolled_back_are_not_called(service):
+def test_on_commit_hooks_of_a_rolled_back_transaction_are_not_called(service):
     from django.db import transaction
 
     seen = []
@@ -132,7 +132,7 @@ def test_hooks_of_what_is_rolled_back_are_not_called(service):
     assert seen == []
 
 
-def test_what_django_has_marked_for_a_rollback_is_not_called_committed(bank, service):
+def test_a_transaction_marked_for_rollback_by_django_is_not_committed(bank, service):
     from django.db import transaction
 
     with pytest.raises(TransactionBroken):
@@ -150,8 +150,8 @@ def test_what_django_has_marked_for_a_rollback_is_not_called_committed(bank, ser
 
 
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
-def test_nothing_is_written_after_an_end_that_django_has_not_heard_of(bank, service, end):
-    """It would be a transaction of its own, without a fence, or none at all."""
+def test_nothing_is_written_after_a_raw_commit_or_rollback(bank, service, end):
+    """Such a write would be in a transaction without a fence, or in none."""
     from django.db import Error
 
     def work():
@@ -167,8 +167,8 @@ def test_nothing_is_written_after_an_end_that_django_has_not_heard_of(bank, serv
     assert bank.orders == ({"x-1"} if is_committed else set())
 
 
-def test_a_connection_is_kept_where_somebody_sees_to_it(bank):
-    """Nobody ends the requests of threads that serve none, such as those that check."""
+def test_an_open_connection_is_kept_and_one_of_another_thread_is_closed(bank):
+    """Threads that serve no requests, such as those of checks, never get a request's end."""
     from django.db import connections
 
     with opened(bank, CONN_MAX_AGE=None) as service:
@@ -185,7 +185,7 @@ def test_a_connection_is_kept_where_somebody_sees_to_it(bank):
         apart = threading.Thread(target=elsewhere)
         apart.start()
         apart.join()
-        assert {service.check(f"x-{each}") for each in (1, 2, 3)} == {COMMIT}
+        assert {service.check(f"x-{number}") for number in (1, 2, 3)} == {COMMIT}
         assert service.check("x-4") is ROLLBACK
 
 
@@ -212,7 +212,7 @@ def test_threads_have_transactions_of_their_own(bank, service):
     assert bank.orders == ({"x-2"} if bank.kind.startswith("postgres") else set())
 
 
-def test_a_server_that_came_back_is_found_by_the_next(bank):
+def test_the_next_transaction_reconnects_after_a_killed_connection(bank):
     """With CONN_MAX_AGE a connection outlives its server."""
     if not bank.kind.startswith("postgres"):
         return
@@ -229,7 +229,7 @@ def test_a_server_that_came_back_is_found_by_the_next(bank):
         assert service.local.state is COMMIT
 
 
-def test_other_databases_of_django_have_no_fence(bank):
+def test_unsupported_django_databases_are_refused(bank):
     class Oracle:
         vendor, alias = "oracle", "default"
 
@@ -260,7 +260,7 @@ def model():
     return Order
 
 
-def test_the_orm_writes_behind_the_fence(bank, service):
+def test_orm_writes_commit_and_roll_back_with_the_fence(bank, service):
     orders = model().objects.using("bank")
 
     def work():

@@ -1,4 +1,4 @@
-"""Connections that break, commits whose answers are lost, deadlocks: what may be told then."""
+"""Broken connections, lost commit replies, deadlocks: which outcome may be reported then."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ ITS_PATIENCE_S = 5.0
 
 
 class Server(NamedTuple):
-    """What a kind of server calls things."""
+    """The words of a kind of server."""
 
     number: str
     kill: str
@@ -48,7 +48,7 @@ async def take(session, row):
 
 
 async def settled(stage, xid):
-    """What a check says when the server has noticed that somebody is gone."""
+    """The answer of a check once the server has noticed a lost connection."""
     async with asyncio.timeout(20):
         while (answer := await stage.check(xid)) is UNKNOWN:
             pass
@@ -72,8 +72,8 @@ class Proxy:
 
     async def __aexit__(self, *problem):
         self._server.close()
-        for each in self._lines:
-            each.cancel()
+        for line in self._lines:
+            line.cancel()
         await asyncio.gather(*self._lines, return_exceptions=True)
 
     async def _serve(self, reader, writer):
@@ -90,8 +90,8 @@ class Proxy:
             try:
                 await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                for each in ways:
-                    each.cancel()
+                for way in ways:
+                    way.cancel()
                 await asyncio.gather(*ways, return_exceptions=True)
 
     async def _forward(self, reader, writer, is_cut):
@@ -122,7 +122,7 @@ class Rivals:
         self.locals = {xid: stage.begin(xid) for xid in ("x-1", "x-2")}
 
     async def meet(self, stops):
-        """What came out of either; ``stops`` is called with the session that was stopped."""
+        """The results of both; ``stops`` is called with the session that the database stopped."""
         met = asyncio.Barrier(2)
 
         async def move(xid, mine, theirs):
@@ -144,8 +144,8 @@ class Rivals:
 @pytest.mark.fault("P5", "D1")
 @pytest.mark.parametrize("bank", [*KINDS, *ON_MARIADB], indirect=True)
 @pytest.mark.parametrize(("cuts", "truth"), [("before", ROLLBACK), ("after", COMMIT)])
-def test_a_lost_answer_to_a_commit_is_unknown_and_a_check_finds_out(bank, cuts, truth):
-    # Django has one connection for all who are in a thread.
+def test_a_lost_commit_reply_is_unknown_until_a_check_decides(bank, cuts, truth):
+    # Django has one connection per thread.
     checks_of = bank.kind if bank.kind in ON_MARIADB else "psycopg-async"
 
     async def story():
@@ -171,7 +171,7 @@ def test_a_lost_answer_to_a_commit_is_unknown_and_a_check_finds_out(bank, cuts, 
 
 @pytest.fixture
 def impatient_driver(monkeypatch):
-    """One that soon takes silence for an answer when it has asked the server to give up."""
+    """A driver that waits only briefly after it has asked the server to cancel."""
 
     def sooner(wait):
         def waits(*parts, timeout=None, **more):
@@ -184,7 +184,9 @@ def impatient_driver(monkeypatch):
 
 
 @run_by(in_loop)
-async def test_who_is_cancelled_while_committing_does_not_know(postgres_bank, impatient_driver):
+async def test_cancelling_during_the_commit_leaves_the_outcome_unknown(
+    postgres_bank, impatient_driver
+):
     async with Proxy(postgres_bank.url) as proxy:
         bank = Bank("psycopg-async", postgres_bank.url.set(port=proxy.port))
         async with bank.stage() as stage, postgres_bank.stage("psycopg-async") as checker:
@@ -206,7 +208,7 @@ async def test_who_is_cancelled_while_committing_does_not_know(postgres_bank, im
 
 
 @pytest.mark.parametrize("bank", [*KINDS, *ON_MARIADB], indirect=True)
-def test_a_connection_killed_inside_leaves_nothing(bank):
+def test_a_connection_killed_inside_a_transaction_leaves_nothing(bank):
     async def story():
         async with bank.stage() as stage:
             local = stage.begin("x-1")
@@ -230,7 +232,7 @@ def test_a_connection_killed_inside_leaves_nothing(bank):
 
 @pytest.mark.parametrize("bank", KINDS, indirect=True)
 @run_by(in_loop)
-async def test_a_connection_killed_before_the_commit_is_unknown_at_first(bank):
+async def test_a_connection_killed_before_the_commit_is_unknown_until_a_check_decides(bank):
     async with bank.stage() as stage:
         local = stage.begin("x-1")
 
@@ -246,7 +248,7 @@ async def test_a_connection_killed_before_the_commit_is_unknown_at_first(bank):
 
 @pytest.mark.parametrize("kind", ["postgres-async", "psycopg-async-pool"])
 @run_by(in_loop)
-async def test_a_check_that_is_killed_while_it_waits_is_unknown(postgres_bank, kind):
+async def test_a_check_killed_while_it_waits_for_a_lock_is_unknown(postgres_bank, kind):
     waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
 
     async with postgres_bank.stage(kind, resource={"check_wait": 30}) as stage:
@@ -260,7 +262,7 @@ async def test_a_check_that_is_killed_while_it_waits_is_unknown(postgres_bank, k
 
 
 @run_by(in_loop)
-async def test_a_server_that_is_gone_is_unknown():
+async def test_a_check_without_a_reachable_server_is_unknown():
     from sqlalchemy.engine import make_url
 
     bank = Bank("postgres", make_url("postgresql+psycopg://nobody@127.0.0.1:1/none"))
@@ -275,7 +277,7 @@ async def test_a_server_that_is_gone_is_unknown():
     "bank", ["postgres-async", "psycopg-async-pool", *ON_MARIADB], indirect=True
 )
 @run_by(in_loop)
-async def test_a_deadlock_may_be_tried_again_under_the_same_id(bank):
+async def test_a_deadlocked_transaction_can_be_retried_under_the_same_id(bank):
     async with bank.stage() as stage:
         rivals = Rivals(bank, stage)
 
@@ -290,18 +292,18 @@ async def test_a_deadlock_may_be_tried_again_under_the_same_id(bank):
 
 
 @run_by(in_loop)
-async def test_a_serialization_failure_at_the_commit_is_certain(postgres_bank):
+async def test_a_serialization_failure_at_the_commit_is_a_certain_rollback(postgres_bank):
     engine = {"isolation_level": "SERIALIZABLE"}
     async with postgres_bank.stage("postgres-async", engine=engine) as stage:
         first, second = stage.begin("x-1"), stage.begin("x-2")
 
         async def skew():
-            async with second as two:
-                await said(two, "SELECT count(*) FROM orders")
-                async with first as one:
-                    await said(one, "SELECT count(*) FROM orders")
-                    await said(one, insert("x-1"))
-                await said(two, insert("x-2"))
+            async with second as second_session:
+                await said(second_session, "SELECT count(*) FROM orders")
+                async with first as first_session:
+                    await said(first_session, "SELECT count(*) FROM orders")
+                    await said(first_session, insert("x-1"))
+                await said(second_session, insert("x-2"))
 
         with pytest.raises(Exception) as caught:
             await skew()
@@ -311,7 +313,7 @@ async def test_a_serialization_failure_at_the_commit_is_certain(postgres_bank):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_constraint_that_is_looked_at_last_refuses_the_commit_for_certain(postgres_bank, kind):
+def test_a_deferred_constraint_violation_is_a_certain_rollback(postgres_bank, kind):
     postgres_bank.order("ALTER TABLE orders ADD UNIQUE (amount) DEFERRABLE INITIALLY DEFERRED")
 
     async def story():

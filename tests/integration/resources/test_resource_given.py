@@ -1,4 +1,4 @@
-"""Connections as a source may give them: in use already, begun by listeners, set otherwise."""
+"""Connections in an unusual state: already in use, begun by listeners, with other settings."""
 
 import asyncio
 import contextlib
@@ -43,9 +43,9 @@ def engine_on(bank, **settings):
 
 
 @pytest.mark.parametrize("bank", ["postgres"], indirect=True)
-def test_a_connection_that_was_closed_in_its_pool_is_given_up(bank):
-    one = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 5}
-    with engine_on(bank, **one) as engine, staged(engine) as stage:
+def test_a_pooled_connection_that_is_closed_is_discarded(bank):
+    one_connection = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 5}
+    with engine_on(bank, **one_connection) as engine, staged(engine) as stage:
         pooled = engine.connect()
         driver = pooled.connection.driver_connection
         pooled.close()
@@ -57,7 +57,7 @@ def test_a_connection_that_was_closed_in_its_pool_is_given_up(bank):
 
 
 def leave_open(connection):
-    """Somebody's rows, neither committed nor rolled back."""
+    """Insert a foreign row, and neither commit nor roll back."""
     cursor = connection.cursor()
     cursor.execute(insert("foreign"))
     cursor.close()
@@ -65,8 +65,8 @@ def leave_open(connection):
 
 @pytest.mark.fault("D7")
 @pytest.mark.parametrize("bank", ["postgres", "sqlite"], indirect=True)
-def test_rows_that_somebody_left_uncommitted_are_not_committed_with_ours(bank):
-    """A pool that gives connections back as they are."""
+def test_foreign_uncommitted_rows_are_not_committed_with_ours(bank):
+    """With a pool that does not reset its connections."""
     with engine_on(bank, **AS_IT_IS) as engine, staged(engine) as stage:
         pooled = engine.raw_connection()
         leave_open(pooled)
@@ -74,14 +74,14 @@ def test_rows_that_somebody_left_uncommitted_are_not_committed_with_ours(bank):
 
         with pytest.raises(DatabaseFailed, match="already in a transaction"):
             asyncio.run(stage.order("x-1"))
-        # That connection is given up, since nobody else would end what is on it.
+        # That connection is closed, since nothing else would end its transaction.
         assert asyncio.run(stage.order("x-1")) is COMMIT
 
     assert bank.orders == {"x-1"}
 
 
 @pytest.mark.parametrize("kind", ["postgres-async", "sqlite-async"])
-def test_rows_that_somebody_left_uncommitted_are_seen_without_blocking(bank_of_kind, kind):
+def test_foreign_uncommitted_rows_are_detected_by_async_engines(bank_of_kind, kind):
     bank = bank_of_kind(kind)
 
     async def story():
@@ -98,8 +98,8 @@ def test_rows_that_somebody_left_uncommitted_are_seen_without_blocking(bank_of_k
     assert bank.orders == set()
 
 
-def test_what_a_failed_commit_left_in_sqlite_is_not_committed_with_ours(sqlite_bank):
-    """SQLAlchemy gives a connection back as it is after a commit that failed."""
+def test_rows_of_a_failed_sqlite_commit_are_not_committed_with_ours(sqlite_bank):
+    """SQLAlchemy returns a connection to its pool without a rollback after a failed commit."""
     settings = {"pool_size": 1, "max_overflow": 0, "connect_args": {"timeout": 0.05}}
     with engine_on(sqlite_bank, **settings) as engine, staged(engine) as stage:
         with sqlite_bank.engine.connect() as reader:
@@ -115,8 +115,8 @@ def test_what_a_failed_commit_left_in_sqlite_is_not_committed_with_ours(sqlite_b
     assert "foreign" not in sqlite_bank.orders
 
 
-def test_a_listener_that_begins_cannot_make_a_commit_out_of_none(postgres_bank):
-    """A session joins what it finds, and leaves its commit to whoever began it."""
+def test_a_connection_on_which_a_listener_has_begun_is_refused(postgres_bank):
+    """A session would join the open transaction, and not commit it."""
     with engine_on(postgres_bank) as engine:
         begins = False
 
@@ -135,8 +135,8 @@ def test_a_listener_that_begins_cannot_make_a_commit_out_of_none(postgres_bank):
 
 
 @pytest.mark.parametrize("when", ["connect", "checkout"])
-def test_what_a_listener_of_the_pool_says_is_no_foreign_transaction(postgres_bank, when):
-    """psycopg begins with the first statement, whatever that is."""
+def test_a_statement_of_a_pool_listener_is_not_taken_for_a_foreign_transaction(postgres_bank, when):
+    """psycopg begins a transaction with the first statement of any kind."""
     with engine_on(postgres_bank) as engine:
 
         @event.listens_for(engine, when)
@@ -149,8 +149,8 @@ def test_what_a_listener_of_the_pool_says_is_no_foreign_transaction(postgres_ban
             assert asyncio.run(stage.check("x-2")) is ROLLBACK
 
 
-def test_connections_that_commit_each_statement_are_refused(postgres_bank):
-    """Somebody has switched it on, and given the connection back so."""
+def test_autocommit_connections_are_refused(postgres_bank):
+    """Autocommit was switched on before the connection went back to its pool."""
     with engine_on(postgres_bank, pool_size=1, max_overflow=0) as engine, staged(engine) as stage:
         pooled = engine.raw_connection()
         pooled.driver_connection.autocommit = True
@@ -168,7 +168,7 @@ def test_connections_that_commit_each_statement_are_refused(postgres_bank):
     assert (postgres_bank.fence, postgres_bank.orders) == ({}, set())
 
 
-def test_sessions_that_choose_their_database_themselves_are_refused(postgres_bank):
+def test_sessions_with_a_get_bind_of_their_own_are_refused(postgres_bank):
     with engine_on(postgres_bank) as engine, engine_on(postgres_bank) as other:
 
         class Routed(Session):
@@ -182,7 +182,7 @@ def test_sessions_that_choose_their_database_themselves_are_refused(postgres_ban
             asyncio.run(resource.verify())
 
 
-def test_tables_that_a_sessionmaker_renames_are_asked_through_it(postgres_bank):
+def test_the_schema_translate_map_of_a_sessionmaker_applies_to_the_fence(postgres_bank):
     moved = {"schema_translate_map": {None: "elsewhere"}}
     with engine_on(postgres_bank) as engine:
         sessions = sessionmaker(engine, execution_options=moved)
@@ -193,7 +193,7 @@ def test_tables_that_a_sessionmaker_renames_are_asked_through_it(postgres_bank):
             asyncio.run(resource.verify())
 
 
-def test_a_look_at_a_connection_in_use_does_not_hide_what_was_raised(postgres_bank):
+def test_inspecting_a_used_connection_does_not_hide_the_exception_raised(postgres_bank):
     given = []
 
     def connects():
@@ -213,7 +213,7 @@ def test_a_look_at_a_connection_in_use_does_not_hide_what_was_raised(postgres_ba
 
 
 @pytest.mark.parametrize("factory", [psycopg.ClientCursor, psycopg.RawCursor])
-def test_the_fence_is_asked_in_its_own_way_whatever_cursors_are_chosen(postgres_bank, factory):
+def test_cursor_and_row_factories_do_not_affect_the_fence(postgres_bank, factory):
     chosen = {"cursor_factory": factory, "row_factory": psycopg.rows.dict_row}
     where = conninfo(postgres_bank.url)
     with (

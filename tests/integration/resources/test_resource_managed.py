@@ -66,13 +66,13 @@ def play(request, postgres_bank, broker):
 
 
 def held(resource):
-    """How many connections of its source somebody has."""
+    """How many connections of its source are in use."""
     adapter = resource._adapter
     if (engine := getattr(adapter, "_engine", None)) is not None:
         return (engine if isinstance(engine, Engine) else engine.sync_engine).pool.checkedout()
     pool = getattr(adapter._take, "__self__", None)
     if not hasattr(pool, "get_stats"):
-        return 0  # Each connection was made for one, and is gone.
+        return 0  # Each connection was made for one transaction, and is closed.
     stats = pool.get_stats()
     return stats.get("requests_waiting", 0) + pool._nconns - len(pool._pool)
 
@@ -106,9 +106,9 @@ class Service:
         return await asyncio.to_thread(function, *args)
 
     async def visible(self, xid):
-        """The body that can be seen of a transaction; none if none can."""
+        """The body of a transaction's message, or None if it is not visible."""
         async with Client(self.names) as client:
-            assert xid not in [each.id for each in await client.admin.transactions()]
+            assert xid not in [transaction.id for transaction in await client.admin.transactions()]
             with contextlib.suppress(NotFound, TopicNotFound):
                 return (await client.admin.find(TOPIC, xid)).body
         return None
@@ -135,7 +135,7 @@ async def order(session, name, amount):
 
 
 @run_by("play")
-async def test_a_function_commits(service, /):
+async def test_a_decorated_function_commits_its_rows_and_its_message(service, /):
     tm = service.tm
 
     async def watched(session, name, amount):
@@ -152,7 +152,7 @@ async def test_a_function_commits(service, /):
 
 
 @run_by("play")
-async def test_what_a_function_raises_rolls_back(service, /):
+async def test_an_exception_rolls_back_the_decorated_function(service, /):
     async def refused(session, problem):
         await order(session, "o-1", 7)
         raise problem
@@ -172,7 +172,7 @@ async def test_what_a_function_raises_rolls_back(service, /):
     assert await service.visible(outcome.xid) is None
 
 
-def test_a_serialization_failure_is_tried_again_in_one_transaction(play, postgres_bank):
+def test_a_serialization_failure_is_retried_under_the_same_transaction_id(play, postgres_bank):
     postgres_bank.order("INSERT INTO orders VALUES ('a', 10)")
     seen = []
 
@@ -194,7 +194,7 @@ def test_a_serialization_failure_is_tried_again_in_one_transaction(play, postgre
         play(scenario)
 
 
-def test_a_deadlock_is_tried_again_in_one_transaction(play, postgres_bank):
+def test_a_deadlock_is_retried_under_the_same_transaction_id(play, postgres_bank):
     postgres_bank.order("INSERT INTO orders VALUES ('a', 10), ('b', 10)")
     seen = []
 
@@ -215,8 +215,8 @@ def test_a_deadlock_is_tried_again_in_one_transaction(play, postgres_bank):
         outcomes = await asyncio.gather(
             service.call(function, "a", "b"), service.call(function, "b", "a")
         )
-        assert {each.state for each in outcomes} == {TransactionState.COMMITTED}
-        assert sorted(map(seen.count, {each.xid for each in outcomes})) == [1, 2]
+        assert {outcome.state for outcome in outcomes} == {TransactionState.COMMITTED}
+        assert sorted(map(seen.count, {outcome.xid for outcome in outcomes})) == [1, 2]
         assert set(postgres_bank.order("SELECT amount FROM orders")) == {(8,)}
 
     with by_default(postgres_bank, "deadlock_timeout", "50ms"):
@@ -224,7 +224,7 @@ def test_a_deadlock_is_tried_again_in_one_transaction(play, postgres_bank):
 
 
 @run_by("play", local_timeout=0.2)
-async def test_what_takes_too_long_is_rolled_back(service, /):
+async def test_a_function_past_its_timeout_is_rolled_back(service, /):
     async def slow(session, name):
         await order(session, name, 7)
         if service.is_blocking:
@@ -239,7 +239,7 @@ async def test_what_takes_too_long_is_rolled_back(service, /):
 
 
 @run_by("play")
-async def test_a_message_has_the_number_that_the_database_made(service, /, postgres_bank):
+async def test_a_message_carries_the_number_generated_by_the_database(service, /, postgres_bank):
     postgres_bank.order("CREATE SEQUENCE IF NOT EXISTS numbers")
     postgres_bank.order("ALTER SEQUENCE numbers RESTART")
 
@@ -262,7 +262,7 @@ async def test_a_message_has_the_number_that_the_database_made(service, /, postg
 
 
 @run_by("play")
-async def test_a_block_of_code_is_a_transaction(service, /):
+async def test_a_block_commits_and_rolls_back_as_a_transaction(service, /):
     message, tm = Message(topic=TOPIC, body=b"block"), service.tm
     if service.is_awaited and service.is_blocking:
         with pytest.raises(UsageError, match="stall the loop"):
@@ -290,18 +290,18 @@ async def test_a_block_of_code_is_a_transaction(service, /):
     await service.call(block, "o-2", RollBack("no"))
     with pytest.raises(Refusal):
         await service.call(block, "o-3", Refusal())
-    states = [each.outcome.state for each in seen[:2]]
+    states = [entered.outcome.state for entered in seen[:2]]
     assert states == [TransactionState.COMMITTED, TransactionState.ROLLED_BACK]
     assert service.bank.orders == {"o-1"}
-    bodies = [await service.visible(each.xid) for each in seen]
+    bodies = [await service.visible(entered.xid) for entered in seen]
     assert bodies == [b"block", None, None]
 
 
 @run_by("play")
-async def test_many_at_once_share_a_pool(service, /):
+async def test_concurrent_transactions_share_a_pool(service, /):
     function = service.decorated(order)
     names = [f"o-{number}" for number in range(24)]
-    found = await asyncio.gather(*[service.call(function, name, 7) for name in names])
-    assert {each.state for each in found} == {TransactionState.COMMITTED}
+    outcomes = await asyncio.gather(*[service.call(function, name, 7) for name in names])
+    assert {outcome.state for outcome in outcomes} == {TransactionState.COMMITTED}
     assert service.bank.orders == set(names)
-    assert set(service.bank.fence) == {each.xid for each in found}
+    assert set(service.bank.fence) == {outcome.xid for outcome in outcomes}

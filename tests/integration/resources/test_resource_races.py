@@ -57,11 +57,11 @@ class Race:
             await asyncio.sleep(delay_s)
             return await self.checker.check(xid, born_ms=born_ms)
 
-        found = await asyncio.gather(
-            self.commit(xid, born_ms, before, inside), *(check(each) for each in checks)
+        results = await asyncio.gather(
+            self.commit(xid, born_ms, before, inside), *(check(wait_s) for wait_s in checks)
         )
-        self.locals[xid], self.answers[xid] = found[0], found[1:]
-        self.delay_max_s *= 1.1 if found[0] is COMMIT else 0.9
+        self.locals[xid], self.answers[xid] = results[0], results[1:]
+        self.delay_max_s *= 1.1 if results[0] is COMMIT else 0.9
 
     async def commit(self, xid, born_ms, before_s, inside_s):
         await asyncio.sleep(before_s)
@@ -80,14 +80,14 @@ class Race:
             except RolledBackByCheck:
                 pass
             except Exception as problem:
-                # Several who wait for one row may be a deadlock in MySQL.
+                # Several transactions that wait for one row may be a deadlock in MySQL.
                 if local.state is ROLLBACK and self.stage.resource.may_retry(problem):
                     continue
                 raise
             return local.state
 
     async def run(self, number):
-        ids = (f"x-{each}" for each in range(number))
+        ids = (f"x-{index}" for index in range(number))
 
         async def lane():
             for xid in ids:
@@ -96,7 +96,7 @@ class Race:
         await asyncio.gather(*(lane() for _ in range(AT_ONCE)))
 
     async def settled(self):
-        """What checks say once nothing is under way: everything, and the same as before."""
+        """Once nothing runs, checks answer for every transaction, and as before."""
         for xid, answers in self.answers.items():
             last = await self.checker.check(xid)
             assert last is self.locals[xid], xid
@@ -143,7 +143,7 @@ def agree(bank, race, seed):
 
 
 @run_by(in_loop)
-async def test_sqlite_agrees_too(sqlite_bank):
+async def test_checks_and_commits_agree_on_sqlite(sqlite_bank):
     async with sqlite_bank.stage("sqlite-async") as stage, sqlite_bank.stage() as checker:
         race = Race(stage, checker, 0)
         await race.run(40)
@@ -154,7 +154,7 @@ async def test_sqlite_agrees_too(sqlite_bank):
 
 
 @run_by(in_loop)
-async def test_cleaning_meanwhile_takes_nothing_that_is_needed(postgres_bank):
+async def test_cleaning_during_commits_removes_only_old_rows(postgres_bank):
     bank = postgres_bank
     bank.order(
         "INSERT INTO txmq_fence SELECT 'old-' || n, 1, :group, 1000 + n "
@@ -177,7 +177,7 @@ async def test_cleaning_meanwhile_takes_nothing_that_is_needed(postgres_bank):
 
 
 @run_by(in_loop)
-async def test_one_fence_row_and_many_who_want_it(postgres_bank):
+async def test_many_checks_and_a_commit_of_one_id_get_one_answer(postgres_bank):
     """Checks of many members and a late commit at the same moment: one winner, one answer."""
     async with postgres_bank.stage("psycopg-async-pool") as stage:
         for number in range(20):
@@ -195,7 +195,9 @@ async def test_one_fence_row_and_many_who_want_it(postgres_bank):
 
 @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
 @run_by(in_loop)
-async def test_a_check_that_waited_sees_what_it_waited_for(postgres_bank, level):
+async def test_a_check_that_waited_for_a_commit_sees_it_at_every_isolation_level(
+    postgres_bank, level
+):
     waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
 
     how = {"engine": {"isolation_level": level}, "resource": {"check_wait": 30}}
@@ -207,7 +209,7 @@ async def test_a_check_that_waited_sees_what_it_waited_for(postgres_bank, level)
         assert await asked is COMMIT
 
 
-def test_a_check_does_not_wait_for_long(postgres_bank):
+def test_a_check_gives_up_after_its_check_wait(postgres_bank):
     async def story():
         async with postgres_bank.stage("postgres-async", resource={"check_wait": 0.1}) as stage:
             local = stage.begin("x-1")

@@ -1,4 +1,4 @@
-"""Sessions of asyncio as applications have them: shared, of their own classes, given back late."""
+"""Async sessions as applications use them: shared, of their own classes, returned late."""
 
 import asyncio
 import contextlib
@@ -43,7 +43,7 @@ def on_postgres(story):
 
 
 @on_postgres
-async def test_a_second_session_on_what_the_first_is_bound_to_shares_its_transaction(bank):
+async def test_a_second_session_on_the_same_bind_shares_the_transaction(bank):
     async def work(session):
         async with AsyncSession(session.bind) as other:
             await said(other, insert("x-1"))
@@ -60,7 +60,7 @@ async def test_a_second_session_on_what_the_first_is_bound_to_shares_its_transac
 
 
 @on_postgres
-async def test_what_a_class_of_sessions_does_at_its_end_is_done(bank):
+async def test_overridden_flush_and_commit_of_a_session_class_are_called(bank):
     class Audited(AsyncSession):
         async def flush(self, *args):
             await said(self, insert("flushed"))
@@ -83,7 +83,7 @@ async def test_what_a_class_of_sessions_does_at_its_end_is_done(bank):
 
 
 @on_postgres
-async def test_a_class_of_sessions_that_fails_to_commit_leaves_nothing(bank):
+async def test_a_session_class_whose_commit_raises_leaves_nothing(bank):
     class Unwilling(AsyncSession):
         async def commit(self):
             raise Refused
@@ -99,8 +99,8 @@ async def test_a_class_of_sessions_that_fails_to_commit_leaves_nothing(bank):
 
 
 @on_postgres
-async def test_what_is_committed_is_told_whatever_becomes_of_its_connection(bank):
-    """Cancelled while the pool resets it, by words that have to be waited for."""
+async def test_cancelling_during_the_pool_reset_does_not_hide_the_commit(bank):
+    """It is cancelled while the pool resets the connection by a slow statement."""
     async with staged(bank, **ONE) as (stage, engine):
         resets = asyncio.Event()
 

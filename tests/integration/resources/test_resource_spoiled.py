@@ -1,4 +1,4 @@
-"""What spoils checks that are settled together, and costs no more than it must."""
+"""Failures and delays in checks that are settled together."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ UNKNOWN = LocalTransactionState.UNKNOWN
 CROWD = 60
 
 
-def test_a_source_that_raises_what_nobody_thought_of_cancels_nobody(postgres_bank):
+def test_an_unexpected_exception_of_the_source_is_raised_by_every_check(postgres_bank):
     is_locked = False
 
     def connects():
@@ -42,8 +42,8 @@ def test_a_source_that_raises_what_nobody_thought_of_cancels_nobody(postgres_ban
 
 @pytest.mark.parametrize("kind", ["postgres", "postgres-async", "psycopg-pool"])
 @run_by(in_loop)
-async def test_many_that_are_under_way_cost_the_patience_for_one(postgres_bank, kind):
-    """All others of their crowd wait for the last of them."""
+async def test_many_running_transactions_do_not_add_up_their_check_waits(postgres_bank, kind):
+    """All other checks of their batch wait for the last of them."""
     async with postgres_bank.stage(kind, resource={"check_wait": 0.5}) as stage:
         ids = [f"x-{number}" for number in range(CROWD)]
         with postgres_bank.engine.connect() as busy:
@@ -57,8 +57,8 @@ async def test_many_that_are_under_way_cost_the_patience_for_one(postgres_bank, 
 
 @pytest.mark.parametrize("kind", ["postgres", "postgres-async"])
 @run_by(in_loop)
-async def test_a_crowd_waits_for_a_connection_once(postgres_bank, kind):
-    """Not each of them as long again, when the application has them all."""
+async def test_a_batch_of_checks_waits_once_for_a_pooled_connection(postgres_bank, kind):
+    """The checks do not wait one after the other when the application holds all connections."""
     engine = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 0.5}
 
     async with postgres_bank.stage(kind, engine=engine) as stage:
@@ -71,7 +71,7 @@ async def test_a_crowd_waits_for_a_connection_once(postgres_bank, kind):
         assert await stage.check("x-1") is ROLLBACK
 
 
-def test_who_still_waits_when_the_resource_is_closed_is_told(postgres_bank):
+def test_checks_that_wait_when_the_resource_closes_are_settled_or_refused(postgres_bank):
     entered, gate = threading.Semaphore(0), threading.Event()
 
     def connects():
@@ -95,10 +95,10 @@ def test_who_still_waits_when_the_resource_is_closed_is_told(postgres_bank):
         resource.close()
         gate.set()
         async with asyncio.timeout(20):
-            found = await asyncio.gather(*asked, return_exceptions=True)
+            answers = await asyncio.gather(*asked, return_exceptions=True)
         # Those that had begun are settled.
-        assert found[0] is ROLLBACK
-        assert {type(each) for each in found} <= {LocalTransactionState, UsageError}
+        assert answers[0] is ROLLBACK
+        assert {type(answer) for answer in answers} <= {LocalTransactionState, UsageError}
         with pytest.raises(UsageError, match="closed"):
             await resource.check("x-1", GROUP, now_ms())
 

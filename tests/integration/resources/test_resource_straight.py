@@ -1,4 +1,4 @@
-"""SQLAlchemy over psycopg: the fence is asked past SQLAlchemy, and nobody can tell."""
+"""SQLAlchemy over psycopg: the fence bypasses SQLAlchemy without a visible difference."""
 
 import asyncio
 import threading
@@ -40,7 +40,7 @@ async def fill(stage):
 
 
 @run_by(in_loop)
-async def test_a_database_that_was_restarted_costs_one_transaction(postgres_bank, kind):
+async def test_a_restarted_database_fails_only_one_transaction(postgres_bank, kind):
     pool = {"pool_size": CONNECTIONS, "max_overflow": 0}
     async with postgres_bank.stage(kind, engine=pool) as stage:
         await fill(stage)
@@ -49,15 +49,13 @@ async def test_a_database_that_was_restarted_costs_one_transaction(postgres_bank
         with pytest.raises(OperationalError) as caught:
             await stage.order("unlucky")
         assert caught.value.connection_invalidated
-        # The pool has given up the others, which are as dead.
+        # The pool has discarded the other dead connections.
         for number in range(CONNECTIONS):
             assert await stage.order(f"again-{number}") is COMMIT
 
 
 @run_by(in_loop)
-async def test_what_the_database_says_to_the_fence_is_told_as_sqlalchemy_tells_it(
-    postgres_bank, kind
-):
+async def test_a_database_error_of_the_fence_is_raised_as_a_sqlalchemy_error(postgres_bank, kind):
     async with postgres_bank.stage(kind) as stage:
         postgres_bank.order("DROP TABLE txmq_fence")
 
@@ -70,7 +68,7 @@ async def test_what_the_database_says_to_the_fence_is_told_as_sqlalchemy_tells_i
 
 
 @run_by(in_loop)
-async def test_tables_that_only_sqlalchemy_can_name_are_asked_through_it(postgres_bank, kind):
+async def test_the_fence_honours_a_schema_translate_map(postgres_bank, kind):
     moved = {"execution_options": {"schema_translate_map": {None: "elsewhere"}}}
     async with postgres_bank.stage(kind, verified=False, engine=moved) as stage:
         with pytest.raises(FenceMissing, match="elsewhere"):

@@ -40,49 +40,49 @@ def refused(bank, error, match, **settings):
         verified(bank, **settings)
 
 
-def test_the_identity_is_the_same_for_all_who_share_a_fence(postgres_bank):
+def test_all_sources_of_one_fence_have_the_same_identity(postgres_bank):
     kinds = ["postgres", "postgres-async", "psycopg", "psycopg-async-pool"]
 
     assert len({verified(postgres_bank, kind) for kind in kinds}) == 1
 
 
-def test_nothing_is_left_of_a_trial(bank):
+def test_verify_leaves_no_row_in_the_fence(bank):
     verified(bank)
 
     assert bank.fence == {}
 
 
 @pytest.mark.fault("D4")
-def test_a_missing_table(bare_bank):
+def test_a_missing_fence_table_is_refused_with_the_command_that_creates_it(bare_bank):
     refused(bare_bank, FenceMissing, "txmq schema create")
 
 
-def test_a_missing_table_in_sqlite(tmp_path):
+def test_a_missing_fence_table_in_sqlite_is_refused(tmp_path):
     bank = Bank("sqlite", create_engine(f"sqlite:///{tmp_path}/new.db").url)
     refused(bank, FenceMissing, "txmq schema create")
     bank.close()
 
 
-def test_a_mark_without_its_row(postgres_bank):
+def test_an_empty_fence_mark_is_refused(postgres_bank):
     postgres_bank.order("DELETE FROM txmq_fence_mark")
 
     refused(postgres_bank, FenceMissing, "txmq schema sql")
 
 
-def test_another_version(postgres_bank):
+def test_a_fence_of_another_version_is_refused(postgres_bank):
     postgres_bank.order("UPDATE txmq_fence_mark SET version = 2")
 
     refused(postgres_bank, FenceOutdated, "version 2")
 
 
-def test_other_columns(postgres_bank):
+def test_a_fence_with_other_columns_is_refused(postgres_bank):
     postgres_bank.order("ALTER TABLE txmq_fence RENAME COLUMN owner TO holder")
 
     refused(postgres_bank, FenceOutdated, "columns")
 
 
 @pytest.mark.fault("D4")
-def test_another_schema(postgres_bank):
+def test_a_fence_in_another_schema_is_missing(postgres_bank):
     refused(postgres_bank, FenceMissing, "bank.txmq_fence", resource={"schema": "bank"})
 
 
@@ -91,7 +91,7 @@ def test_another_schema(postgres_bank):
     [kind for kind in KINDS if not kind.startswith("psycopg") and not kind.endswith("django")],
     indirect=True,
 )
-def test_autocommit(bank):
+def test_an_autocommit_engine_is_refused(bank):
     refused(bank, FenceUnsafe, "autocommit", engine={"isolation_level": "AUTOCOMMIT"})
     assert bank.fence == {}
 
@@ -119,7 +119,7 @@ def test_an_autocommit_connection_of_psycopg_is_put_into_a_transaction(postgres_
 
 @pytest.mark.fault("D2")
 @pytest.mark.parametrize("kind", ["postgres", "psycopg-pool"])
-def test_commits_that_a_crash_forgets(postgres_bank, kind):
+def test_postgresql_without_synchronous_commit_is_refused(postgres_bank, kind):
     url = postgres_bank.url
     off = Bank(kind, url.update_query_dict({"options": "-csynchronous_commit=off"}))
 
@@ -129,7 +129,7 @@ def test_commits_that_a_crash_forgets(postgres_bank, kind):
 
 @pytest.mark.fault("D2")
 @run_by(in_loop)
-async def test_commits_that_a_power_cut_forgets(sqlite_bank):
+async def test_sqlite_with_synchronous_off_is_refused(sqlite_bank):
     async with sqlite_bank.stage(verified=False) as stage:
         engine = stage.resource._adapter._engine
         event.listen(engine, "connect", lambda made, _: made.execute("PRAGMA synchronous=OFF"))
@@ -137,7 +137,7 @@ async def test_commits_that_a_power_cut_forgets(sqlite_bank):
             await stage.resource.verify()
 
 
-def test_a_user_who_may_not_write(postgres_bank):
+def test_a_read_only_connection_is_refused(postgres_bank):
     read_only = postgres_bank.url.update_query_dict(
         {"options": "-cdefault_transaction_read_only=on"}
     )
@@ -147,7 +147,7 @@ def test_a_user_who_may_not_write(postgres_bank):
     bank.close()
 
 
-def test_a_server_that_is_not_there():
+def test_an_unreachable_server_is_reported():
     bank = Bank("postgres", create_engine("postgresql+psycopg://nobody@127.0.0.1:1/none").url)
 
     refused(bank, DatabaseFailed, "did not answer")
@@ -155,8 +155,8 @@ def test_a_server_that_is_not_there():
 
 
 @pytest.mark.fault("D4")
-def test_sessions_that_see_two_databases(postgres, postgres_bank):
-    """As behind a pooler that sends connections here and there."""
+def test_a_source_that_switches_between_databases_is_refused(postgres, postgres_bank):
+    """As behind a pooler that distributes connections over several servers."""
     with postgres.database() as elsewhere:
         other = Bank("postgres", elsewhere).prepare()
         places = [postgres_bank.url, elsewhere]
@@ -190,7 +190,7 @@ def test_a_local_transaction_in_another_database_does_nothing(postgres, postgres
 
 
 @run_by(in_loop)
-async def test_nothing_goes_without_a_start(postgres_bank):
+async def test_a_resource_cannot_be_used_before_verify(postgres_bank):
     async with postgres_bank.stage(verified=False) as stage:
         with pytest.raises(UsageError):
             stage.begin("x-1")
@@ -201,7 +201,7 @@ async def test_nothing_goes_without_a_start(postgres_bank):
 
 
 @pytest.mark.fault("D7")
-def test_a_connection_that_somebody_left_in_a_transaction(postgres_bank):
+def test_a_connection_left_in_a_transaction_is_refused(postgres_bank):
     shared = psycopg.connect(conninfo(postgres_bank.url))
     with pytest.raises(psycopg.errors.DivisionByZero):
         shared.execute("SELECT 1/0")
@@ -212,7 +212,7 @@ def test_a_connection_that_somebody_left_in_a_transaction(postgres_bank):
 
 
 @run_by(in_loop)
-async def test_the_rows_that_an_application_chose_for_its_connections_do_not_matter(postgres_bank):
+async def test_a_row_factory_of_the_application_does_not_matter(postgres_bank):
     connect = functools.partial(psycopg.connect, conninfo(postgres_bank.url), row_factory=dict_row)
     stage = Stage(SQLResource(connect))
     await stage.resource.verify()
@@ -222,7 +222,7 @@ async def test_the_rows_that_an_application_chose_for_its_connections_do_not_mat
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
 @run_by(in_loop)
-async def test_stricter_isolation_changes_nothing(postgres_bank, level):
+async def test_stricter_isolation_levels_change_no_answer(postgres_bank, level):
     async with postgres_bank.stage(engine={"isolation_level": level}) as stage:
         await stage.order("x-1")
         assert await stage.check("x-1") is LocalTransactionState.COMMIT
@@ -239,27 +239,27 @@ def sources_that_cannot_be_guarded():
     engine.dispose()
 
 
-def test_sources_that_cannot_be_guarded():
+def test_unsupported_sources_are_refused():
     for source in sources_that_cannot_be_guarded():
         with pytest.raises(ConfigError):
             SQLResource(source)
 
 
-def test_one_connection_is_too_few(postgres_bank):
+def test_a_single_connection_as_a_source_is_refused(postgres_bank):
     connection = psycopg.connect(conninfo(postgres_bank.url))
     with connection, pytest.raises(ConfigError, match="pool"):
         SQLResource(connection)
 
 
 @run_by(in_loop)
-async def test_a_horizon_that_is_too_short(sqlite_bank):
+async def test_cleaning_within_the_horizon_is_refused(sqlite_bank):
     async with sqlite_bank.stage() as stage:
         with pytest.raises(ConfigError, match="still needed"):
             await stage.resource.clean(600)
         assert await stage.resource.clean(600, horizon=600) == 0
 
 
-def test_a_fence_of_another_name_in_a_schema(bare_bank):
+def test_a_fence_can_have_another_name_and_schema(bare_bank):
     from txmq.transaction.resources.schema import create_fence
 
     bare_bank.order("CREATE SCHEMA IF NOT EXISTS tx")
@@ -278,7 +278,7 @@ def test_a_fence_of_another_name_in_a_schema(bare_bank):
     engine.dispose()
 
 
-def test_the_printed_statements_make_a_fence_that_can_be_used(bank):
+def test_the_printed_ddl_creates_a_usable_fence(bank):
     from txmq.transaction.resources import Fence
 
     family = "sqlite" if bank.kind.startswith("sqlite") else "postgresql"
@@ -330,7 +330,7 @@ def test_orm_objects_can_be_used_after_the_commit(postgres_bank):
                 session.add(account(id="b", amount=9))
 
             with pytest.raises(ZeroDivisionError):
-                await stage.run(broken, never)  # The commit was not asked for yet.
+                await stage.run(broken, never)  # The commit had not been requested yet.
             assert broken.state is LocalTransactionState.ROLLBACK
 
     asyncio.run(story())
@@ -339,7 +339,7 @@ def test_orm_objects_can_be_used_after_the_commit(postgres_bank):
 
 @pytest.mark.parametrize("xid", ["", "\u4e2d", "x" * 256, "x-1 ", "x\0"])
 @run_by(in_loop)
-async def test_ids_that_not_every_database_can_keep(sqlite_bank, xid):
+async def test_ids_that_some_databases_cannot_store_are_refused(sqlite_bank, xid):
     async with sqlite_bank.stage() as stage:
         with pytest.raises((UsageError, LimitExceeded)):
             stage.begin(xid)

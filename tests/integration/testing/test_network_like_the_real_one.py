@@ -1,4 +1,4 @@
-"""The simulated network against the machine's own: what a protocol is told must be the same."""
+"""The simulated network against the machine's own: a protocol must see the same events."""
 
 import asyncio
 
@@ -67,7 +67,7 @@ async def abort(network):
     client.transport.abort()
     await client.lost()
     await server.lost()
-    # Whether it comes as a reset or as an end is the system's choice.
+    # The system chooses whether this is a reset or an end.
     return client.events, server.events[-1][0]
 
 
@@ -119,5 +119,5 @@ async def wrong_use(network):
 @pytest.mark.parametrize(
     "scenario", [close, stop_writing, abort, slow_reader, nobody_there, wrong_use]
 )
-def test_a_protocol_cannot_tell_the_difference(scenario):
+def test_a_protocol_sees_the_same_events_on_the_simulated_and_the_real_network(scenario):
     assert on_ours(scenario) == on_the_real_one(scenario)

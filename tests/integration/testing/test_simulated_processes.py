@@ -1,4 +1,4 @@
-"""A simulated world in processes of its own."""
+"""A simulated world in separate processes."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ from txmq.testing import (
 )
 
 
-def test_a_seed_gives_one_trace_in_every_process():
+def test_a_seed_gives_the_same_trace_in_every_process():
     def digest(hash_seed):
         done = subprocess.run(
             [sys.executable, str(Path(__file__).with_name("trace_of_a_seed.py"))],
@@ -44,6 +44,6 @@ def test_a_seed_gives_one_trace_in_every_process():
     ],
 )
 @run_by(simulate, 1)
-async def test_the_real_world_is_closed(world, /, leave):
+async def test_a_simulation_refuses_threads_sleeps_sockets_and_processes(world, /, leave):
     with pytest.raises(RealWorldError):
         leave()

@@ -1,4 +1,4 @@
-"""Prints the trace of a busy little world; run by a test in processes of their own."""
+"""Prints the trace of a small busy world; a test runs it in separate processes."""
 
 import asyncio
 

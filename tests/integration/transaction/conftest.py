@@ -35,8 +35,8 @@ def crash_broker(tmp_path_factory):
         return running[settings]
 
     yield start
-    for each in running.values():
-        each.close()
+    for broker in running.values():
+        broker.close()
 
 
 @pytest.fixture
@@ -47,27 +47,27 @@ def broker(crash_broker):
 
 @pytest.fixture
 def patient_broker(crash_broker):
-    """One that asks nobody who is still at work, also where the machine is slow."""
+    """A broker that does not ask producers that are still at work, even on a slow machine."""
     return crash_broker("transaction.timeout=1.5s", "transaction.check_interval=0.2s")
 
 
 @pytest.fixture
 def broker_that_parks(crash_broker):
-    """One that gives up soon."""
+    """A broker that gives up soon."""
     settings = ("timeout=0.6s", "check_interval=0.2s", "check_max=2")
-    return crash_broker(*(f"transaction.{each}" for each in settings))
+    return crash_broker(*(f"transaction.{setting}" for setting in settings))
 
 
 @pytest.fixture
 def broker_in_haste(crash_broker):
-    """One that asks at once and again and again."""
+    """A broker that asks at once and repeatedly."""
     settings = ("timeout=0.01s", "check_interval=0.02s", "check_max=60000")
-    return crash_broker(*(f"transaction.{each}" for each in settings))
+    return crash_broker(*(f"transaction.{setting}" for setting in settings))
 
 
 @pytest.fixture(scope="session")
 def tellers(tmp_path_factory):
-    """Where tellers are run."""
+    """The process that runs tellers."""
     with contextlib.closing(Tellers(tmp_path_factory.mktemp("tellers"))) as found:
         yield found
 

@@ -1,6 +1,6 @@
 """Two banks in a database: one takes money in local transactions, the other credits by messages.
 
-Also what must be true of both and of the topic, whatever became of whom.
+Also the invariants of both banks and the topic, which must hold after every crash.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ class Order:
 
 
 class Bank:
-    """The database, looked at from aside."""
+    """The database, read over a connection of the test's own."""
 
     def __init__(self, url):
         self.url = url
@@ -76,7 +76,7 @@ class Bank:
         return dict(self.order("SELECT id, xid FROM debit"))
 
     def credit(self, order_id, amount):
-        """What bank B does with a message, which may come again."""
+        """What bank B does with a message, which may be delivered again."""
         with self.engine.begin() as connection:
             connection.execute(
                 text("INSERT INTO credit VALUES (:id, :amount) ON CONFLICT DO NOTHING"),
@@ -85,7 +85,7 @@ class Bank:
 
     @property
     def total(self):
-        """All money there is once nothing is in flight."""
+        """The sum of all money once nothing is in flight."""
         ((kept,),) = self.order("SELECT sum(balance) FROM account")
         ((credited,),) = self.order("SELECT coalesce(sum(amount), 0) FROM credit")
         return kept + credited
@@ -127,7 +127,7 @@ class Scene:
                 records = self.broker.records(self.topic, number, offset)
                 found += records
                 offset += len(records)
-        return [(each.properties["KEYS"], each.properties["UNIQ_KEY"]) for each in found]
+        return [(record.properties["KEYS"], record.properties["UNIQ_KEY"]) for record in found]
 
     def agree(self):
         """The database and the topic are one fact, and no money is lost or made."""

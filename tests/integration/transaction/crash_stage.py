@@ -25,12 +25,12 @@ SOAK = int(os.environ.get("TXMQ_SOAK") or 0)
 
 
 def soak(modest, full):
-    """How often: so often, or in full, or as often as TXMQ_SOAK says."""
+    """How often to repeat: ``modest`` times, ``full`` times in a soak, or as TXMQ_SOAK says."""
     return modest if not SOAK else (full if SOAK == 1 else SOAK)
 
 
 def soaked(modest, more):
-    """Which: these, and more if there is time."""
+    """Which cases to run: these, and more in a soak."""
     return [*modest, *more] if SOAK else modest
 
 
@@ -87,7 +87,7 @@ class Tellers:
         await self._until("stopped")
 
     async def nap(self, seconds):
-        """It sleeps for so long; whether it was there still."""
+        """Pause the teller for some seconds; returns whether it was still running."""
         with contextlib.suppress(ProcessLookupError):
             self.send(signal.SIGSTOP)
         if code := await self._until("stopped", "ended"):
@@ -136,7 +136,7 @@ class Tellers:
         return self._log.read_text()[-3000:]
 
     def close(self):
-        # A teller, too, where one still runs: all are in a session of their own.
+        # This also kills a running teller: all are in one session of their own.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -147,7 +147,7 @@ class Tellers:
 
 @contextlib.asynccontextmanager
 async def another(scene, **options):
-    """Somebody else of the group, who has been there all the while."""
+    """Another member of the group, which runs all the time."""
     engine = scene.bank.awaited()
     resource = SQLResource(engine, **options)
     manager = TransactionManager(scene.group, scene.broker.names, resource)

@@ -34,7 +34,7 @@ doing: ContextVar[Order | None] = ContextVar("doing", default=None)
 class Plan:
     """What a teller does.
 
-    It makes the first of the bystanders' transfers alone, and the others beside the target's.
+    It makes the first bystander's transfer alone, and the others together with the target's.
     """
 
     kind: str
@@ -55,7 +55,7 @@ class Plan:
 
 
 class Detour(SystemNetwork):
-    """TCP, some of it by way of somebody who watches it."""
+    """TCP, with some ports led through a wire that watches them."""
 
     def __init__(self, ways):
         self._ways = {int(port): way for port, way in ways.items()}
@@ -79,7 +79,7 @@ class Teller:
         """Stop or die, if this is the place."""
         order = doing.get()
         if order is not None and order.id == self._plan.target and point == self._plan.point:
-            # To this thread: it must not take another step while some other one is still told.
+            # To this thread: it must not take another step while another one is signalled.
             signal.pthread_kill(threading.get_ident(), getattr(signal, self._plan.signal))
 
     def step(self, record):
@@ -120,14 +120,14 @@ class Teller:
 
         def plain(session, order):
             self.reached(INSIDE_1)
-            for each in words(order):
-                session.execute(each)
+            for statement in words(order):
+                session.execute(statement)
             end(order)
 
         async def awaited(session, order):
             self.reached(INSIDE_1)
-            for each in words(order):
-                await session.execute(each)
+            for statement in words(order):
+                await session.execute(statement)
             end(order)
 
         return awaited if self._plan.kind.endswith("async") else plain
@@ -162,7 +162,7 @@ class Teller:
 
         first, *others = self._plan.bystanders
         await asyncio.create_task(one(first, PAYERS[1]))
-        beside = [one(each, PAYERS[1 + number % 2]) for number, each in enumerate(others)]
+        beside = [one(bystander, PAYERS[1 + number % 2]) for number, bystander in enumerate(others)]
         await asyncio.gather(*beside, one(self._plan.target, PAYERS[0]))
 
 

@@ -17,7 +17,7 @@ HALF, END = (10, 310), (37,)
 class Wire:
     """A line with a hole in it: what is awaited is not passed on, and ``act`` is called instead.
 
-    Whoever the line belongs to finds it closed then.
+    Both ends find the line closed then.
     """
 
     def __init__(self, host, port):
@@ -33,12 +33,12 @@ class Wire:
 
     async def __aexit__(self, *problem):
         self._server.close()
-        for each in self._lines:
-            each.cancel()
+        for line in self._lines:
+            line.cancel()
         await asyncio.gather(*self._lines, return_exceptions=True)
 
     async def _serve(self, reader, writer):
-        # A task of its own: streams complain of those of theirs that are cancelled.
+        # A task of its own: streams complain when their own tasks are cancelled.
         self._lines.add(asyncio.ensure_future(self._carry(reader, writer)))
 
     async def _carry(self, reader, writer):
@@ -53,8 +53,8 @@ class Wire:
                 try:
                     await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
                 finally:
-                    for each in ways:
-                        each.cancel()
+                    for way in ways:
+                        way.cancel()
                     await asyncio.gather(*ways, return_exceptions=True)
 
     async def _forward(self, reader, writer, look, side):
@@ -107,7 +107,7 @@ class BrokerWire(Wire):
         fields = header.get("extFields") or {}
         if header["code"] in HALF:
             pairs = fields.get("i", fields.get("properties", "")).split("\x02")
-            properties = dict(each.split("\x01", 1) for each in pairs if each)
+            properties = dict(pair.split("\x01", 1) for pair in pairs if pair)
             self.xids[properties.get("UNIQ_KEY")] = properties.get("KEYS")
             return self.what == "half" and properties.get("KEYS") == self.order
         if header["code"] in END and self.what == "end":

@@ -42,12 +42,12 @@ def function_for(kind, manager):
     form = text if "engine" in kind else str
 
     def plain(session, order):
-        for each in (order.written(manager.current().xid), order.taken()):
-            session.execute(form(each))
+        for statement in (order.written(manager.current().xid), order.taken()):
+            session.execute(form(statement))
 
     async def awaited(session, order):
-        for each in (order.written(manager.current().xid), order.taken()):
-            await session.execute(form(each))
+        for statement in (order.written(manager.current().xid), order.taken()):
+            await session.execute(form(statement))
 
     return awaited if "async" in kind else plain
 
@@ -55,9 +55,7 @@ def function_for(kind, manager):
 @pytest.mark.fault("P5")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("side", "truth"), [(REQUEST, ROLLED_BACK), (REPLY, COMMITTED)])
-def test_a_lost_reply_to_a_commit_is_unknown_and_a_check_finds_out(
-    broker, bank_for, kind, side, truth
-):
+def test_a_lost_commit_reply_is_unknown_until_a_check_decides(broker, bank_for, kind, side, truth):
     bank = bank_for("postgres")
 
     async def story():

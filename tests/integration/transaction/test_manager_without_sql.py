@@ -1,4 +1,4 @@
-"""Without the extra, everything but the resource is there, and that says what is missing."""
+"""Without the extra, all but the resource works, and the resource names the missing package."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ for name in ("SQLResource", "Outbox"):
 """
 
 
-def test_what_needs_the_extra_names_it():
+def test_sqlresource_and_outbox_without_sqlalchemy_name_the_missing_extra():
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         capture_output=True, text=True, env=environment(), timeout=30, check=True,
@@ -31,7 +31,7 @@ def test_what_needs_the_extra_names_it():
     ]
 
 
-def test_a_guard_in_redis_and_its_tests_need_no_sqlalchemy():
+def test_redis_guards_and_their_test_kit_need_no_sqlalchemy():
     program = (
         "import sys\nsys.modules['sqlalchemy'] = None\n"
         "from txmq.idempotent import RedisGuard, TokenGuard, idempotent\n"
@@ -53,7 +53,7 @@ def test_a_guard_in_redis_and_its_tests_need_no_sqlalchemy():
         ("txmq.reconcile.log.source", "pyarrow", "spark"),
     ],
 )
-def test_a_module_that_needs_an_extra_names_it(module, package, extra):
+def test_importing_a_module_without_its_extra_names_the_extra(module, package, extra):
     program = f"import sys\nsys.modules[{package!r}] = None\nimport {module}"
     done = subprocess.run(
         [sys.executable, "-c", program],

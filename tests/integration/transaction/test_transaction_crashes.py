@@ -55,7 +55,7 @@ ORPHAN = CRASHES[4]
 
 
 def possible(crash, kind):
-    """Between a process and a file there is no line to be cut."""
+    """SQLite has no connection that could be cut."""
     return not (kind.startswith("sqlite") and crash.at[0] == "commit")
 
 
@@ -75,7 +75,7 @@ def armed(crash, ways, target, kill):
 async def crashed(scene, tellers, kind, ways, crash, number):
     """A teller dies; returns the transaction that it died of."""
     name = f"{CRASHES.index(crash)}-{number}"
-    target, bystanders = f"t-{name}", [f"b-{name}-{each}" for each in range(3)]
+    target, bystanders = f"t-{name}", [f"b-{name}-{index}" for index in range(3)]
     wanted = plan(scene, kind, ways, target=target, bystanders=bystanders, refuses=crash.refuses)
     is_known = asyncio.Event()
 
@@ -121,7 +121,7 @@ async def dies_everywhere(scene, tellers, kind, heir, count):
                 await scene.until_settled()
         else:
             await die_everywhere()
-            # Each may have answered for those before it; nobody has for the last one.
+            # Each teller may have answered for earlier ones; nobody has answered for the last one.
             await die(ORPHAN, count)
             assert scene.open()
             await restarted(scene, tellers, kind, ways)
@@ -131,7 +131,7 @@ async def dies_everywhere(scene, tellers, kind, heir, count):
     assert [(str(crash), fence.get(xid), xid in visible) for crash, xid in died] == [
         (str(crash), crash.fate, crash.fate == COMMITTED) for crash, _ in died
     ]
-    assert {each for each, heard in said.items() if heard.get("state") == "COMMITTED"} <= set(
+    assert {order for order, heard in said.items() if heard.get("state") == "COMMITTED"} <= set(
         scene.bank.debits
     )
     print(
@@ -154,7 +154,7 @@ async def dies_everywhere(scene, tellers, kind, heir, count):
     ),
 )
 @run_by(in_loop)
-async def test_both_sides_agree_wherever_a_producer_is_killed(
+async def test_database_and_topic_agree_wherever_a_producer_is_killed(
     patient_broker, bank_for, tellers, kind, heir
 ):
     bank = bank_for(kind)

@@ -56,8 +56,8 @@ async def book(manager, session, order):
 
 @pytest.mark.fault("D1")
 @run_by(in_loop)
-async def test_a_backend_that_is_killed_during_the_commit_leaves_the_word_to_a_check(broker, bank):
-    """A trigger that is looked at last keeps the commit open for as long as a lock is held."""
+async def test_a_backend_killed_during_the_commit_leaves_the_decision_to_a_check(broker, bank):
+    """A deferred trigger keeps the commit open while a lock is held."""
     bank.order(
         "CREATE FUNCTION dawdle() RETURNS trigger LANGUAGE plpgsql AS "
         "$$ BEGIN PERFORM pg_advisory_xact_lock(7); RETURN NULL; END $$"
@@ -91,7 +91,7 @@ async def test_a_backend_that_is_killed_during_the_commit_leaves_the_word_to_a_c
 
 @pytest.mark.fault("D3")
 @run_by(in_loop)
-async def test_a_deadlock_is_run_again_in_the_same_transaction(broker, bank):
+async def test_a_deadlock_is_retried_under_the_same_transaction_id(broker, bank):
     runs = []
     bank.order(f"ALTER DATABASE {bank.url.database} SET deadlock_timeout = '50ms'")
 
@@ -112,17 +112,17 @@ async def test_a_deadlock_is_run_again_in_the_same_transaction(broker, bank):
             outcomes = await asyncio.gather(
                 transfer(Order("t-1", "A0")), transfer(Order("t-2", "A1"))
             )
-            assert [each.state for each in outcomes] == [COMMITTED_STATE] * 2
+            assert [outcome.state for outcome in outcomes] == [COMMITTED_STATE] * 2
             assert len(runs) == 3
-            assert set(runs) == {each.xid for each in outcomes}
+            assert set(runs) == {outcome.xid for outcome in outcomes}
             assert manager.tally.committed == 2
         scene.agree()
 
 
 @pytest.mark.fault("D3")
 @run_by(in_loop)
-async def test_serialization_failures_are_run_again_in_the_same_transaction(broker, bank):
-    """At whatever statement they come, the COMMIT among them."""
+async def test_serialization_failures_are_retried_under_the_same_transaction_id(broker, bank):
+    """They may come at any statement, and at the COMMIT."""
     runs = []
 
     async with (
@@ -143,9 +143,9 @@ async def test_serialization_failures_are_run_again_in_the_same_transaction(brok
             outcomes = await asyncio.gather(
                 transfer(Order("t-1", "A0")), transfer(Order("t-2", "A1"))
             )
-            assert [each.state for each in outcomes] == [COMMITTED_STATE] * 2
+            assert [outcome.state for outcome in outcomes] == [COMMITTED_STATE] * 2
             assert len(runs) > 2
-            assert set(runs) == {each.xid for each in outcomes}
+            assert set(runs) == {outcome.xid for outcome in outcomes}
         scene.agree()
 
 
@@ -160,7 +160,7 @@ async def test_a_database_without_the_fence_is_refused_at_start(broker, bank):
 
 
 @pytest.mark.fault("D4")
-def test_another_database_than_at_start_takes_nothing(broker, bank, postgres):
+def test_a_database_switched_after_the_start_is_refused(broker, bank, postgres):
     """A fence of the same name, in a database that somebody has switched to."""
 
     async def story(other):
@@ -201,7 +201,9 @@ class Careless:
 @pytest.mark.fault("D7")
 @pytest.mark.parametrize("state", ["failed", "open"])
 @run_by(in_loop)
-async def test_a_pool_that_gives_a_used_connection_is_detected(broker, bank, state):
+async def test_a_pooled_connection_with_an_open_or_failed_transaction_is_refused(
+    broker, bank, state
+):
     with psycopg.connect(conninfo(bank.url)) as connection:
         async with on_scene(broker, bank) as scene:
             manager = manager_of(scene, Careless(connection))
@@ -224,7 +226,7 @@ async def test_a_pool_that_gives_a_used_connection_is_detected(broker, bank, sta
 
 @pytest.mark.fault("D7")
 @run_by(in_loop)
-async def test_an_engine_that_gives_a_connection_of_a_failed_transaction_is_detected(broker, bank):
+async def test_an_engine_connection_in_a_failed_transaction_is_refused(broker, bank):
     """With a pool that resets nothing."""
     engine = create_engine(bank.url, poolclass=StaticPool, pool_reset_on_return=None)
     async with on_scene(broker, bank) as scene:
@@ -253,7 +255,7 @@ async def test_an_engine_that_gives_a_connection_of_a_failed_transaction_is_dete
 
 @pytest.mark.fault("D8")
 @run_by(in_loop)
-async def test_500_debits_of_one_account_at_once_lose_none(patient_broker, bank):
+async def test_500_concurrent_debits_of_one_account_lose_none(patient_broker, bank):
     """Each reads the balance, waits for its turn of the loop, and writes what it computed."""
     count, clock = 500, SystemClock()
 
@@ -289,7 +291,7 @@ async def test_500_debits_of_one_account_at_once_lose_none(patient_broker, bank)
 
 @pytest.mark.fault("M10")
 @run_by(in_loop)
-async def test_a_message_arrives_when_every_reader_sees_the_debit(broker, bank):
+async def test_a_message_arrives_only_after_its_debit_is_visible(broker, bank):
     """It is invisible while the debit is not committed, however long that takes."""
     seen = []
 

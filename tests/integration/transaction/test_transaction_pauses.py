@@ -1,7 +1,7 @@
-"""A producer that is asleep, SIGSTOP, while everybody asks what became of its transaction.
+"""A producer is paused by SIGSTOP while the broker checks its transaction.
 
-Whatever others have decided meanwhile holds when it wakes up; and what nobody could decide, it
-decides then. TXMQ_SOAK puts to sleep 20 times at each point, or as often as it says.
+A decision made while it was paused still holds when it continues; without one, it decides then.
+TXMQ_SOAK pauses 20 times at each point, or as often as it says.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ AWAKE_S, ASLEEP_S = 0.08, 0.15
 
 
 async def asleep(scene, tellers, kind, ways, point, target):
-    """A teller stops in the middle of a transaction; returns which one."""
+    """Stop a teller in the middle of a transaction; returns that transaction."""
     wanted = plan(scene, kind, ways, target=target, bystanders=[f"b-{target}"], point=point)
     wanted.signal = "SIGSTOP"
     await tellers.start(wanted)
@@ -52,7 +52,9 @@ async def naps(scene, tellers, kind, point, meanwhile, afterwards):
 @pytest.mark.fault("P8")
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", soaked(KINDS[:1], KINDS[1:]))
-def test_who_was_asleep_before_its_fence_cannot_commit(broker_that_parks, bank_for, tellers, kind):
+def test_a_producer_paused_before_its_fence_cannot_commit(
+    broker_that_parks, bank_for, tellers, kind
+):
     async def decided(scene, xid):
         await scene.until(lambda: not scene.open(), "a check to roll it back")
         assert scene.bank.fence[xid] == ROLLED_BACK
@@ -86,7 +88,7 @@ def test_who_was_asleep_before_its_fence_cannot_commit(broker_that_parks, bank_f
         ],
     ),
 )
-def test_who_was_asleep_behind_its_fence_commits_also_what_is_parked(
+def test_a_producer_paused_behind_its_fence_commits_even_a_parked_transaction(
     broker_that_parks, bank_for, tellers, kind, point
 ):
     async def parked(scene, xid):
@@ -110,12 +112,12 @@ def test_who_was_asleep_behind_its_fence_commits_also_what_is_parked(
 @pytest.mark.fault("P8")
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", soaked(["postgres"], ["postgres-async", "sqlite"]))
-def test_who_was_asleep_after_its_commit_is_answered_for(
+def test_another_member_answers_for_a_producer_paused_after_its_commit(
     broker_that_parks, bank_for, tellers, kind
 ):
     async def decided(scene, xid):
         await scene.until(lambda: not scene.open(), "a check to commit it")
-        assert [each for _, each in scene.visible()].count(xid) == 1
+        assert [visible_xid for _, visible_xid in scene.visible()].count(xid) == 1
 
     def committed(scene, target, xid, said):
         assert said == {"id": target, "state": "COMMITTED", "acknowledged": True}
@@ -132,7 +134,7 @@ def test_who_was_asleep_after_its_commit_is_answered_for(
 @pytest.mark.fault("P8")
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", soaked(["postgres-async"], ["postgres"]))
-def test_who_falls_asleep_anywhere_agrees_with_those_who_answered_meanwhile(
+def test_a_producer_paused_at_random_points_agrees_with_the_checks(
     broker_in_haste, bank_for, tellers, kind
 ):
     bank, chance, tally = bank_for(kind), random.Random(), Counter()

@@ -1,8 +1,8 @@
 """Check-backs of one member against commits of others, on a real PostgreSQL and a real broker.
 
-Nobody is asked about what still runs in the process that is asked. So the senders leave the group
-in the middle, as in every deployment: what they have begun they bring to an end, and meanwhile the
-broker asks the one that stays. TXMQ_SOAK races 10,000 transactions, or as many as it says.
+A process is not asked about transactions that it still runs itself. So the senders leave the group
+half-way, as in every deployment: they finish what they have begun, while the broker asks the member
+that stays. TXMQ_SOAK races 10,000 transactions, or as many as it says.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ WAIT_S = 0.02
 
 
 class SlowPool:
-    """A pool that makes people wait, and knows how many have come."""
+    """A pool that delays its callers, and counts them."""
 
     def __init__(self, pool, chance):
         self._pool = pool
@@ -113,7 +113,7 @@ async def test_a_check_and_a_commit_never_both_win(broker_in_haste, bank_for):
     chance = random.Random(seed)
     print(f"seed {seed}")
 
-    names = (f"t-{each}" for each in range(number))
+    names = (f"t-{index}" for index in range(number))
     async with (
         on_scene(broker_in_haste, bank) as scene,
         another(scene, check_wait=WAIT_S) as stays,

@@ -180,7 +180,7 @@ def test_a_killed_process_and_a_rolling_restart_lose_nothing(cluster, start):
         os.kill(before[0], signal.SIGKILL)
         send(cluster, "Load", *wanted[200:300])
         # The page may show the killed process for a moment.
-        after = worker.until(lambda: (found := worker.pids())[1:] and found != before and found)
+        after = worker.until(lambda: (pids := worker.pids())[1:] and pids != before and pids)
         assert after[1] == before[1]
         assert worker.metric("process_restarts_total") == 1
         assert "process 1 ended: killed by SIGKILL; another starts in" in worker.log()
@@ -193,7 +193,7 @@ def test_a_killed_process_and_a_rolling_restart_lose_nothing(cluster, start):
         assert len({pid for _, pid in worker.did()}) >= 2
         worker.until(lambda: len(all_of(cluster, "Ticks")) >= 2)
         assert worker.stop() == 0
-    # One process of two sends for each time, and a restarted one sends none again.
+    # One of the two processes sends each tick, and a restarted process repeats none.
     keys = [message.key for message in all_of(cluster, "Ticks")]
     assert len({*keys}) == len(keys)
     assert all(key.startswith("tick@") for key in keys)
@@ -208,7 +208,7 @@ def all_of(cluster, topic):
     ]
 
 
-def test_a_stop_finishes_what_is_in_hand_and_fetches_no_more(cluster, start):
+def test_a_stop_finishes_messages_in_hand_and_fetches_no_more(cluster, start):
     with start(GATED, "-p", "2") as worker:
         worker.until_ready()
         send(cluster, "Gated", "a", "b", "c")
@@ -242,7 +242,7 @@ def test_processes_finish_their_work_if_the_supervisor_is_killed(cluster, start)
         assert len(bodies) % 2 == 0
 
 
-def test_a_second_signal_ends_at_once(cluster, start):
+def test_a_second_signal_ends_a_worker_at_once(cluster, start):
     with start(GATED.replace("gated", "hasty")) as worker:
         worker.until_ready()
         worker.until(worker.bodies)
@@ -254,7 +254,7 @@ def test_a_second_signal_ends_at_once(cluster, start):
         assert not any(body.startswith("ended") for body in worker.bodies())
 
 
-def test_handlers_that_outlast_the_drain_are_cut_and_their_messages_come_again(cluster, start):
+def test_handlers_that_outlast_the_drain_are_cancelled_and_messages_redelivered(cluster, start):
     with start(GATED.replace("gated", "slow"), "--drain-timeout", "0.1") as worker:
         worker.until_ready()
         worker.until(lambda: worker.metric("in_hand", group="slow", topic="Gated") == 4)
@@ -263,7 +263,7 @@ def test_handlers_that_outlast_the_drain_are_cut_and_their_messages_come_again(c
     assert cluster.admin.group_lag("slow").lag == 4
 
 
-def test_an_edit_reloads_and_a_syntax_error_waits_to_be_mended(cluster, start):
+def test_an_edit_reloads_and_a_syntax_error_waits_for_a_fix(cluster, start):
     with start(RELOADED.replace("VERSION", "one"), "--reload") as worker:
         worker.until_ready()
         send(cluster, "Reloaded", "a")
@@ -284,7 +284,7 @@ def test_an_edit_reloads_and_a_syntax_error_waits_to_be_mended(cluster, start):
         assert worker.stop() == 0
 
 
-def test_a_rolling_restart_keeps_the_others_if_the_new_code_is_broken(cluster, start):
+def test_a_rolling_restart_keeps_the_other_processes_if_the_new_code_is_broken(cluster, start):
     with start(RELOADED.replace("VERSION", "old"), "-p", "2", "--restarts", "1") as worker:
         worker.until_ready()
         first, second = worker.pids()
@@ -302,7 +302,7 @@ def test_a_rolling_restart_keeps_the_others_if_the_new_code_is_broken(cluster, s
         assert worker.stop() == 0
 
 
-def test_wrong_bodies_are_dead_letters_with_the_reason_and_the_group_goes_on(cluster, start):
+def test_invalid_bodies_become_dead_letters_with_a_reason_and_the_group_goes_on(cluster, start):
     bad = [
         b'{"number": "4111111111111111", "card": "x"}',
         b'{"number": 1}',

@@ -1,4 +1,4 @@
-"""A `txmq worker` with an application in a folder of its own."""
+"""A `txmq worker` with an application in its own folder."""
 
 import json
 import os
@@ -16,7 +16,7 @@ PATIENCE_S = 20
 
 
 def wait_for(holds, what):
-    """Wait for a condition of other processes; returns what it returned."""
+    """Wait until a condition of other processes holds; returns its value."""
     deadline = time.monotonic() + PATIENCE_S
     while not (found := holds()):
         assert time.monotonic() < deadline, f"timed out: {what() if callable(what) else what}"
@@ -86,7 +86,7 @@ class WorkerProcess:
         return "\n".join([*self.lines, self.log()])
 
     def until_ready(self, times=1):
-        """Wait until it has been ready this often."""
+        """Wait until it has been ready this many times."""
         wait_for(lambda: self._ready_lines()[times - 1 :], self._all)
         return self
 
@@ -106,7 +106,7 @@ class WorkerProcess:
 
     def pids(self):
         """The processes that work now."""
-        return [one["pid"] for one in self.info()["processes"] if one["is_ready"]]
+        return [process["pid"] for process in self.info()["processes"] if process["is_ready"]]
 
     def metric(self, name, **labels):
         """The value of a series; None if the page does not have it."""
@@ -118,7 +118,7 @@ class WorkerProcess:
         return None
 
     def did(self):
-        """What handlers wrote: a body and a process in each line."""
+        """The lines that handlers wrote: a body and a process id each."""
         return [line.split() for line in self.done.read_text().splitlines()]
 
     def bodies(self):

@@ -1,4 +1,4 @@
-"""Whoever is cancelled, wherever: both banks do the same, and every connection is given back."""
+"""Cancelling at any point: both banks do the same, and every connection is returned."""
 
 import asyncio
 import contextlib
@@ -54,11 +54,11 @@ class Engines:
         }
 
     def out(self):
-        return [each.pool.checkedout() for each in self.sources.values()]
+        return [engine.pool.checkedout() for engine in self.sources.values()]
 
     async def close(self):
-        for each in self.sources.values():
-            await each.dispose()
+        for engine in self.sources.values():
+            await engine.dispose()
 
 
 class Pools:
@@ -71,16 +71,16 @@ class Pools:
         }
 
     async def open(self):
-        for each in self.sources.values():
-            await each.open(wait=True)
+        for pool in self.sources.values():
+            await pool.open(wait=True)
 
     def out(self):
-        stats = [each.get_stats() for each in self.sources.values()]
-        return [2 - each.get("pool_available", 0) for each in stats]
+        stats = [pool.get_stats() for pool in self.sources.values()]
+        return [2 - pool.get("pool_available", 0) for pool in stats]
 
     async def close(self):
-        for each in self.sources.values():
-            await each.close()
+        for pool in self.sources.values():
+            await pool.close()
 
 
 @contextlib.asynccontextmanager
@@ -122,7 +122,7 @@ async def until_returned(here):
 
 @pytest.mark.parametrize("how", ["kept", "not kept", "refused"])
 @pytest.mark.parametrize("kind", ["alchemy", "psycopg-pool"])
-def test_who_is_cancelled_where_it_waits_leaves_both_alike_and_no_connection(banks, kind, how):
+def test_cancelling_at_any_await_leaves_both_banks_alike_and_no_connection_out(banks, kind, how):
     every = soak(3, 1)
 
     async def story():
@@ -145,7 +145,7 @@ def test_who_is_cancelled_where_it_waits_leaves_both_alike_and_no_connection(ban
                     pytest.fail(f"cancelled at {at}: {here.out()} are not given back")
                 assert not banks.prepared, at
                 if cut.count < at:
-                    break  # It was over before.
+                    break  # It ended before this point.
 
     asyncio.run(story())
     moved = list(banks.fence.values()).count(COMMITTED)
@@ -154,7 +154,7 @@ def test_who_is_cancelled_where_it_waits_leaves_both_alike_and_no_connection(ban
 
 
 @pytest.mark.parametrize("kind", ["alchemy", "psycopg-pool"])
-def test_a_confirmation_that_is_cancelled_at_once_gives_its_connections_back(banks, kind):
+def test_a_cancelled_confirmation_returns_its_connections(banks, kind):
     async def story():
         async with counted(banks, kind, True) as (resource, here):
             await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""``txmq xa`` on two real banks: what it shows, what it ends, and what it leaves alone."""
+"""``txmq xa`` on two real banks: what it lists, what it ends, and what it leaves alone."""
 
 import asyncio
 import json
@@ -30,13 +30,13 @@ def txmq(command, banks, *words, urls=None):
 
 
 async def decided(banks, xid):
-    """Committed, and carried out nowhere."""
+    """Decide a commit that neither bank has carried out yet."""
     async with banks.service() as resource:
         await run(resource, resource.local(xid, GROUP, now_ms()), order_of(100))
 
 
 async def undecided(banks, xid):
-    """Both have prepared, and whoever would decide is gone; the bank's rows are locked."""
+    """Both banks have prepared, and the process that decides is gone; their rows are locked."""
     async with banks.service() as resource:
         gids = {name: gid_of(xid, name, resource.identity) for name in banks.banks}
     for name, gid in gids.items():
@@ -70,7 +70,7 @@ def test_list_shows_what_a_recovery_would_do_and_recover_does_it(banks):
     banks.see_nothing_left()
 
 
-def test_who_may_still_decide_is_left_until_the_horizon(banks):
+def test_undecided_transactions_are_left_alone_until_the_horizon(banks):
     asyncio.run(undecided(banks, "x-1"))
 
     young = txmq("recover", banks)
@@ -88,7 +88,7 @@ def test_who_may_still_decide_is_left_until_the_horizon(banks):
     banks.see_nothing_left()
 
 
-def test_what_is_somebody_elses_is_shown_as_such_and_never_touched(banks):
+def test_foreign_transactions_are_listed_as_not_ours_and_never_touched(banks):
     gids = asyncio.run(undecided(banks, "x-1"))
     for bank in banks.banks.values():
         bank.alone("CREATE TABLE other (x INT)")
@@ -108,7 +108,7 @@ def test_what_is_somebody_elses_is_shown_as_such_and_never_touched(banks):
     assert txmq("list", banks).stdout == "nothing is prepared\n"
 
 
-def test_without_a_fence_it_says_how_to_make_one(banks):
+def test_without_a_fence_the_commands_say_how_to_create_one(banks):
     banks["icbc"].order("DROP TABLE txmq_fence_mark")
 
     for command in ("list", "recover"):
@@ -117,7 +117,7 @@ def test_without_a_fence_it_says_how_to_make_one(banks):
         assert "txmq schema create" in result.stderr
 
 
-def test_a_database_that_is_down_keeps_the_others_from_nothing(banks):
+def test_a_database_that_is_down_does_not_stop_recovery_of_the_others(banks):
     asyncio.run(decided(banks, "x-1"))
     gone = {"ccb": "postgresql://nobody@127.0.0.1:1/none"}
 
@@ -137,7 +137,7 @@ class Watching:
     """``txmq xa recover --watch`` as a process."""
 
     def __init__(self, named):
-        words = [part for each in named for part in ("--database", each)]
+        words = [part for database in named for part in ("--database", database)]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "txmq", "xa", "recover", "--watch", "--every", "0.1s"]
             + ["--horizon", "0s", *words],
@@ -165,7 +165,7 @@ class Watching:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_who_watches_survives_a_database_that_comes_and_goes(banks, number):
+def test_recover_watch_survives_a_database_that_goes_down_and_comes_back(banks, number):
     async def story():
         async with Line(banks["ccb"].url) as line:
             urls = {"icbc": banks["icbc"].url, "ccb": banks["ccb"].url.set(port=line.port)}
@@ -190,10 +190,10 @@ def test_who_watches_survives_a_database_that_comes_and_goes(banks, number):
 
 
 @pytest.mark.fault("D5")
-def test_a_server_that_prepares_nothing_is_told(banks, monkeypatch):
+def test_a_server_that_allows_no_prepared_transactions_is_reported(banks, monkeypatch):
     from txmq.transaction.resources import two_phase
 
-    # The one setting of a server that needs a restart: the question is asked of another one.
+    # The setting needs a restart of the server, so the query for it is replaced.
     monkeypatch.setattr(two_phase, "_ROOM", "SELECT 0")
     result = txmq("list", banks)
 

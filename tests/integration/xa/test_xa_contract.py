@@ -1,4 +1,4 @@
-"""Two databases, one decision: what every kind of source must do."""
+"""Two databases, one decision: the contract of all kinds of sources."""
 
 import asyncio
 
@@ -20,7 +20,7 @@ class Wrong(Exception):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_follow_what_is_decided(banks, kind):
+def test_all_branches_follow_the_decision(banks, kind):
     async def story():
         async with banks.service(kind) as resource:
             local = resource.local("x-1", GROUP, now_ms())
@@ -43,7 +43,7 @@ async def raises(sessions):
 
 
 async def breaks(sessions):
-    """The database has given up, and nobody else knows."""
+    """The database has aborted the transaction, and the function hides it."""
     with pytest.raises(Exception, match="nothing_here"):
         await said(sessions["ccb"], "SELECT * FROM nothing_here")
 
@@ -62,7 +62,7 @@ async def cannot_prepare(sessions):
         (cannot_prepare, pytest.raises(Exception, match="(?i)prepare")),
     ],
 )
-def test_whatever_goes_wrong_rolls_all_back(banks, kind, goes_wrong, told):
+def test_any_failure_before_the_decision_rolls_back_all_branches(banks, kind, goes_wrong, told):
     async def story():
         async with banks.service(kind) as resource:
             local = resource.local("x-1", GROUP, now_ms())
@@ -86,9 +86,7 @@ def test_whatever_goes_wrong_rolls_all_back(banks, kind, goes_wrong, told):
 
 @pytest.mark.fault("D6")
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_prepare_that_the_server_answers_with_rollback_is_a_vote_against(
-    banks, kind, monkeypatch
-):
+def test_a_prepare_answered_with_rollback_rolls_everything_back(banks, kind, monkeypatch):
     """PREPARE in a failed transaction raises nothing; only the tag of the answer tells."""
     vote, voted = two_phase.vote, []
 
@@ -117,7 +115,7 @@ def test_a_prepare_that_the_server_answers_with_rollback_is_a_vote_against(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_check_that_is_faster_has_decided(banks, kind):
+def test_a_check_before_the_prepare_decides_rollback(banks, kind):
     async def story():
         async with banks.service(kind) as resource, banks.service("psycopg-async") as other:
             local = resource.local("x-1", GROUP, now_ms())
@@ -143,13 +141,13 @@ def test_a_check_that_is_faster_has_decided(banks, kind):
     banks.see_nothing_left()
 
 
-def test_a_check_of_a_commit_ends_what_is_prepared(banks):
+def test_a_check_of_a_committed_transaction_commits_its_prepared_branches(banks):
     async def story():
         async with banks.service() as resource, banks.service("alchemy") as other:
             local = resource.local("x-1", GROUP, now_ms())
             await run(resource, local, order_of(100))
             assert await other.check("x-1", GROUP, now_ms()) is COMMIT
-            # Whoever comes second finds nothing to do.
+            # The second confirmation finds nothing to do.
             await resource.confirm("x-1", COMMIT)
 
     asyncio.run(story())
@@ -158,7 +156,7 @@ def test_a_check_of_a_commit_ends_what_is_prepared(banks):
     banks.see_nothing_left()
 
 
-def test_what_is_decided_begins_no_second_time(banks):
+def test_a_decided_transaction_cannot_begin_again(banks):
     async def story():
         async with banks.service() as resource:
             await resource.check("x-1", GROUP, now_ms())
@@ -171,7 +169,7 @@ def test_what_is_decided_begins_no_second_time(banks):
 
 
 @pytest.mark.parametrize("kind", ["psycopg", "alchemy-async"])
-def test_a_function_that_commits_by_itself_is_told_so(banks, kind):
+def test_a_commit_inside_the_function_is_refused(banks, kind):
     async def story():
         async with banks.service(kind) as resource:
             local = resource.local("x-1", GROUP, now_ms())
@@ -191,7 +189,7 @@ def test_a_function_that_commits_by_itself_is_told_so(banks, kind):
 
 
 @pytest.mark.fault("D5")
-def test_a_server_without_room_is_told_before_anything_is_decided(banks):
+def test_a_server_without_room_to_prepare_is_reported_before_the_decision(banks):
     async def story():
         async with banks.service() as resource:
             room = banks["ccb"].order("SHOW max_prepared_transactions")[0][0]

@@ -1,4 +1,4 @@
-"""Connections that break, databases that go away and come back, while the service lives on."""
+"""Connections break, and databases go down and come back, while the service runs on."""
 
 import asyncio
 import contextlib
@@ -48,7 +48,7 @@ async def over_lines(banks, **options):
 
 
 async def until_settled(resource, banks):
-    """Recover until nothing is left: a server may notice late that somebody is gone."""
+    """Recover until nothing is left: a server may be slow to notice a lost connection."""
     async with asyncio.timeout(20):
         while True:
             found = await resource.recover(0.0)
@@ -72,7 +72,9 @@ async def until_settled(resource, banks):
     ],
     ids=["prepare-1", "prepare-2", "claim", "commit-1", "commit-2"],
 )
-def test_what_is_told_when_a_line_breaks_is_what_both_banks_do(banks, bank, words, told, side, how):
+def test_both_banks_follow_the_reported_outcome_when_a_connection_breaks(
+    banks, bank, words, told, side, how
+):
     kind = KINDS_CUT[(len(bank) + len(words[0]) + len(side)) % len(KINDS_CUT)]
 
     async def end_the_backend():
@@ -107,7 +109,7 @@ def test_what_is_told_when_a_line_breaks_is_what_both_banks_do(banks, bank, word
     banks.see_nothing_left()
 
 
-def test_a_database_that_is_down_in_the_second_phase_follows_when_it_is_back(banks):
+def test_a_database_down_in_the_second_phase_catches_up_when_it_is_back(banks):
     async def story():
         async with lines(banks) as through:
             options = {"confirm_timeout": 0.5, "recover_interval": 0.1}
@@ -131,7 +133,7 @@ def test_a_database_that_is_down_in_the_second_phase_follows_when_it_is_back(ban
     banks.see_nothing_left()
 
 
-def test_a_confirmation_tries_again_until_a_database_is_back(banks):
+def test_a_confirmation_is_retried_until_the_database_is_back(banks):
     async def story():
         async with over_lines(banks, confirm_timeout=20) as (through, resource):
             local = resource.local("x-1", GROUP, now_ms())
@@ -149,7 +151,7 @@ def test_a_confirmation_tries_again_until_a_database_is_back(banks):
     banks.see_nothing_left()
 
 
-def test_a_recovery_does_what_it_can_where_one_database_is_down(banks):
+def test_recovery_finishes_the_other_databases_while_one_is_down(banks):
     async def story():
         async with over_lines(banks, confirm_timeout=2) as (through, resource):
             await run(resource, resource.local("x-1", GROUP, now_ms()), order_of(100))
@@ -166,7 +168,7 @@ def test_a_recovery_does_what_it_can_where_one_database_is_down(banks):
     banks.see_nothing_left()
 
 
-def test_a_database_that_never_answers_keeps_no_check_waiting(banks):
+def test_a_check_does_not_wait_for_a_database_that_never_answers(banks):
     async def story():
         async with lines(banks) as through, banks.service() as dead:
             async with banks.service("psycopg-async", urls=over(banks, through)) as resource:
@@ -184,8 +186,8 @@ def test_a_database_that_never_answers_keeps_no_check_waiting(banks):
 
 
 @run_by(in_loop)
-async def test_what_was_left_behind_makes_room_for_itself(banks):
-    """No manager could open, and so none could recover."""
+async def test_opening_a_resource_ends_leftover_branches_to_make_room(banks):
+    """Otherwise no manager could open, so none could recover."""
     async with banks.service() as dead:
         await run(dead, dead.local("x-1", GROUP, now_ms()), order_of(100))
         room = int(banks["ccb"].order("SHOW max_prepared_transactions")[0][0])
@@ -196,15 +198,15 @@ async def test_what_was_left_behind_makes_room_for_itself(banks):
             assert banks.balances == MOVED
 
 
-def test_whoever_cannot_undo_is_not_run_again(banks):
+def test_a_transaction_that_cannot_be_undone_is_not_retried(banks):
     async def story():
         async with over_lines(banks) as (through, resource):
             local = resource.local("x-1", GROUP, now_ms())
 
             async def work(sessions):
-                for each in sessions.values():
-                    await said(each, "SET TRANSACTION ISOLATION LEVEL SERIALIZABLE")
-                    await said(each, "SELECT balance FROM account")
+                for session in sessions.values():
+                    await said(session, "SET TRANSACTION ISOLATION LEVEL SERIALIZABLE")
+                    await said(session, "SELECT balance FROM account")
                 await order_of(100)(sessions)
                 # The second bank will refuse, and the first is gone by then.
                 through["ccb"].wait_for((b"PREPARE TRANSACTION", b""), REQUEST, act=gone)
@@ -225,22 +227,22 @@ def test_whoever_cannot_undo_is_not_run_again(banks):
     banks.see_nothing_left()
 
 
-def test_who_meets_its_own_commit_at_the_claim_takes_back_what_it_has_prepared(banks):
-    """Two that run at the same time under one id: one of them books, and once."""
+def test_a_second_run_of_a_committed_id_undoes_its_prepared_branches(banks):
+    """Two run at the same time under one id: one of them books, once."""
 
     async def story():
-        async with banks.service() as one, banks.service() as other:
-            second = other.local("x-1", GROUP, now_ms())
+        async with banks.service() as first_service, banks.service() as second_service:
+            second = second_service.local("x-1", GROUP, now_ms())
 
             async def work(sessions):
-                await run(one, one.local("x-1", GROUP, now_ms()), order_of(100))
-                await one.confirm("x-1", COMMIT)
+                await run(first_service, first_service.local("x-1", GROUP, now_ms()), order_of(100))
+                await first_service.confirm("x-1", COMMIT)
                 await order_of(100)(sessions)
 
             with pytest.raises(CommittedBefore):
-                await run(other, second, work)
+                await run(second_service, second, work)
             assert second.state is COMMIT
-            await other.confirm("x-1", second.state)
+            await second_service.confirm("x-1", second.state)
 
     asyncio.run(story())
     assert banks.balances == MOVED
@@ -248,13 +250,13 @@ def test_who_meets_its_own_commit_at_the_claim_takes_back_what_it_has_prepared(b
 
 
 @run_by(in_loop)
-async def test_an_id_that_can_name_nothing_prepared_is_decided_all_the_same(banks):
+async def test_a_check_of_an_id_invalid_as_a_branch_name_rolls_back(banks):
     async with banks.service() as resource:
         assert await resource.check("it's odd", GROUP, now_ms()) is ROLLBACK
 
 
 @pytest.mark.parametrize("kind", ["alchemy-async", "psycopg-pool-async"])
-def test_who_is_cancelled_anywhere_leaves_both_banks_alike(banks, kind):
+def test_cancelling_at_any_moment_leaves_both_banks_consistent(banks, kind):
     async def story():
         async with banks.service(kind) as resource:
             for number in range(12):
@@ -280,12 +282,12 @@ def contents(bank):
     )
 
 
-def test_nothing_of_anybody_else_is_ever_touched(banks):
+def test_foreign_prepared_transactions_are_never_touched(banks):
     async def story():
         async with banks.service() as resource:
             identity = resource.identity
             for name, bank in banks.banks.items():
-                # A name is there once in a server, whichever database it is in.
+                # A name is unique in a server, across its databases.
                 for number, gid in enumerate([
                     f"somebody in {name}",
                     f"txmq:{name}",
@@ -295,7 +297,7 @@ def test_nothing_of_anybody_else_is_ever_touched(banks):
                 ]):  # fmt: skip
                     work = f"CREATE TABLE t_{number} (x INT)"
                     bank.alone(f"BEGIN; {work}; PREPARE TRANSACTION '{gid}'")
-            # Ours by its name, and in the other's database.
+            # Its name is one of ours, but it is in the database of the other bank.
             banks["icbc"].alone(f"BEGIN; PREPARE TRANSACTION '{gid_of('x-9', 'ccb', identity)}'")
             before = {name: contents(bank) for name, bank in banks.banks.items()}
             for xid in ("x-1", "x-2"):

@@ -98,14 +98,14 @@ class Played:
     async def die(self, point):
         xid, code = await self.act(point)
         while code == 0 and is_second_phase(point):
-            # A recovery has been faster with this branch: the point was not reached.
+            # A recovery committed this branch first, so the point was not reached.
             assert self.tellers.said[f"t-{self.count}"]["state"] == "COMMITTED"
             xid, code = await self.act(point)
         assert code == -signal.SIGKILL, f"{point}: {self.tellers.said}\n{self.tellers.tail()}"
         self.died[xid] = point
 
     async def settle(self, resource):
-        """Recover until nothing is prepared, and nobody's transaction is under way."""
+        """Recover until nothing is prepared and no transaction runs."""
         async with asyncio.timeout(SETTLE_SECONDS):
             while True:
                 found = await resource.recover(0.0)
@@ -143,15 +143,15 @@ async def played(broker, banks, tellers, kind):
         async with Client(broker.names) as client:
             await client.admin.create_topic(scene.topic, QUEUES)
         lines = {
-            each: await stack.enter_async_context(Line(bank.url))
-            for each, bank in banks.banks.items()
+            bank_name: await stack.enter_async_context(Line(bank.url))
+            for bank_name, bank in banks.banks.items()
         }
         yield Played(tellers, scene, banks, lines, kind)
 
 
 @contextlib.asynccontextmanager
 async def member(scene, banks, **options):
-    """Somebody else of the group."""
+    """Another member of the group."""
     async with (
         banks.service(**options) as resource,
         TransactionManager(scene.group, scene.broker.names, resource),
@@ -160,7 +160,7 @@ async def member(scene, banks, **options):
 
 
 async def labels(play):
-    """The lines of the story of one transfer that nobody disturbs."""
+    """The lines of the story of one undisturbed transfer."""
     told = []
     note = play.tellers._note
     play.tellers._note = lambda said: told.append(said["label"]) if "label" in said else note(said)
@@ -170,7 +170,7 @@ async def labels(play):
         del play.tellers._note
     assert code == 0, play.tellers.tail()
     assert play.tellers.said["t-1"]["state"] == "COMMITTED"
-    assert [each for each in told if each.startswith("step")] == [
+    assert [label for label in told if label.startswith("step")] == [
         f"step {number}" for number in range(1, 10)
     ]
     assert len(told) == len(set(told)) == 15, told
@@ -183,7 +183,7 @@ def is_second_phase(point):
 
 
 def fate(point):
-    """What must have come of whoever died there; none where it depends on who was faster."""
+    """The fate of a transaction killed at this point; None where it depends on timing."""
     if not isinstance(point, str):
         _, exchange, side = point
         if exchange is CLAIM:
@@ -230,7 +230,7 @@ async def test_both_banks_and_the_topic_agree_wherever_a_process_is_killed(
 
 @pytest.mark.fault("P19", "P20", "P21")
 @pytest.mark.slow
-def test_resolve_answers_for_two_banks(asking_broker, banks, xa_tellers):
+def test_resolve_decides_transactions_over_two_banks(asking_broker, banks, xa_tellers):
     def resolve(scene):
         named = [
             part
@@ -265,7 +265,7 @@ async def answered_by_another(play, points, count):
 
 
 async def recovered(play, points, count):
-    """Recoveries alone decide: nobody else is there. Brokers are told by whoever comes later."""
+    """Recoveries alone decide: no other member runs. A later member answers the broker."""
     async with play.banks.service() as resource:
         for point in points * count:
             await play.die(point)

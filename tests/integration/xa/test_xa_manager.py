@@ -35,7 +35,9 @@ class Refusal(Exception):
 
 async def visible(client):
     queues = (await client.admin.route(TOPIC)).readable
-    return [each.body for queue in queues for each in (await client.admin.pull(queue, 0)).messages]
+    return [
+        message.body for queue in queues for message in (await client.admin.pull(queue, 0)).messages
+    ]
 
 
 @contextlib.asynccontextmanager
@@ -51,7 +53,7 @@ async def managed(banks, kind="alchemy-async", settings=None, **options):
 
 
 @pytest.mark.parametrize("kind", ["alchemy-async", "psycopg-pool-async", "alchemy"])
-def test_both_banks_have_booked_when_the_call_returns(banks, kind):
+def test_both_banks_are_committed_when_the_call_returns(banks, kind):
     async def story():
         async with managed(banks, kind) as (tm, client):
             if kind == "alchemy":
@@ -79,7 +81,7 @@ def test_both_banks_have_booked_when_the_call_returns(banks, kind):
     banks.see_nothing_left()
 
 
-def test_what_the_function_raises_undoes_both(banks):
+def test_an_exception_rolls_back_both_banks(banks):
     async def story():
         async with managed(banks) as (tm, client):
 
@@ -101,7 +103,7 @@ def test_what_the_function_raises_undoes_both(banks):
     banks.see_nothing_left()
 
 
-def test_a_block_of_code_ends_both(banks):
+def test_a_block_commits_both_banks(banks):
     async def story():
         async with managed(banks) as (tm, client):
             async with tm.transaction(TRANSFER) as transaction:
@@ -114,7 +116,7 @@ def test_a_block_of_code_ends_both(banks):
     banks.see_nothing_left()
 
 
-def test_without_await_it_is_the_same(banks):
+def test_a_blocking_manager_commits_both_banks(banks):
     engines = {name: create_engine(bank.url) for name, bank in banks.banks.items()}
     with (
         BrokerThread(SOON) as broker,
@@ -125,12 +127,12 @@ def test_without_await_it_is_the_same(banks):
             order_of(100)(transaction.session).send(None)
         assert transaction.outcome.state is COMMITTED
         assert banks.balances == MOVED
-    for each in engines.values():
-        each.dispose()
+    for engine in engines.values():
+        engine.dispose()
     banks.see_nothing_left()
 
 
-def test_a_serialization_failure_is_tried_again_under_the_same_id(banks):
+def test_a_serialization_failure_is_retried_under_the_same_transaction_id(banks):
     async def story():
         async with managed(banks) as (tm, client):
             tried = []
@@ -138,9 +140,9 @@ def test_a_serialization_failure_is_tried_again_under_the_same_id(banks):
             @tm.transactional(topic=TOPIC)
             async def transfer(sessions, amount):
                 tried.append(tm.current().xid)
-                for each in sessions.values():
-                    await said(each, "SET TRANSACTION ISOLATION LEVEL SERIALIZABLE")
-                    await said(each, "SELECT balance FROM account")
+                for session in sessions.values():
+                    await said(session, "SET TRANSACTION ISOLATION LEVEL SERIALIZABLE")
+                    await said(session, "SELECT balance FROM account")
                 if len(tried) == 1:
                     banks["ccb"].order("UPDATE account SET balance = balance + 1")
                 await order_of(amount)(sessions)
@@ -154,7 +156,7 @@ def test_a_serialization_failure_is_tried_again_under_the_same_id(banks):
     banks.see_nothing_left()
 
 
-def test_a_manager_that_opens_ends_what_others_left(banks):
+def test_opening_a_manager_recovers_transactions_that_others_left(banks):
     banks["icbc"].order("INSERT INTO account VALUES ('B', 0)")
     asyncio.run(opened_after_a_crash(banks))
     rows = dict(banks["icbc"].order("SELECT name, balance FROM account"))
@@ -162,7 +164,7 @@ def test_a_manager_that_opens_ends_what_others_left(banks):
 
 
 async def opened_after_a_crash(banks):
-    """One that is decided each way, and one that is nobody's business."""
+    """One transaction decided each way, and a foreign one."""
     async with embedded(SOON) as broker, banks.service() as dead:
         for xid, name, amount in (("a-1", "A", 100), ("a-2", "B", 7)):
             local = dead.local(xid, GROUP, 1 << 60)
@@ -182,7 +184,7 @@ async def opened_after_a_crash(banks):
                 await asyncio.sleep(0.02)
 
 
-def test_the_steps_stand_in_the_log_in_their_order(banks, caplog):
+def test_the_steps_are_logged_in_order(banks, caplog):
     caplog.set_level(logging.DEBUG, logger="txmq.transaction.story")
 
     async def story():
@@ -195,9 +197,9 @@ def test_the_steps_stand_in_the_log_in_their_order(banks, caplog):
             await transfer(100)
 
     asyncio.run(story())
-    lines = [each.getMessage().split(maxsplit=2)[2] for each in caplog.records]
-    known = [each for each in lines if "step" in each]
-    assert [each[5] for each in known] == [*"123456789"]
+    lines = [entry.getMessage().split(maxsplit=2)[2] for entry in caplog.records]
+    known = [entry for entry in lines if "step" in entry]
+    assert [entry[5] for entry in known] == [*"123456789"]
     within = lines[lines.index(known[4]) + 1 : lines.index(known[5])]
     assert within == [
         "branch icbc is prepared",

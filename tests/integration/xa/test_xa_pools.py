@@ -1,4 +1,4 @@
-"""Small pools: whoever waits for a row must not keep those from a connection who have it locked."""
+"""Small pools: a transfer waiting for a row must not starve the one that has it locked."""
 
 import asyncio
 import contextlib
@@ -55,7 +55,7 @@ async def narrow(banks, kind):
 
 
 @pytest.mark.parametrize("kind", ["alchemy", "alchemy-async", "psycopg-pool", "psycopg-pool-async"])
-def test_one_connection_is_enough_for_many_that_want_the_same_row(banks, kind):
+def test_one_pooled_connection_is_enough_for_concurrent_transfers_of_one_row(banks, kind):
     async def story():
         async with narrow(banks, kind) as resource:
 
@@ -75,7 +75,7 @@ def test_one_connection_is_enough_for_many_that_want_the_same_row(banks, kind):
 
 
 @pytest.mark.parametrize("kind", ["alchemy", "alchemy-async", "psycopg-pool", "psycopg-pool-async"])
-def test_what_is_undone_needs_no_other_connection_either(banks, kind):
+def test_a_rollback_needs_no_second_pooled_connection(banks, kind):
     async def story():
         async with narrow(banks, kind) as resource:
 

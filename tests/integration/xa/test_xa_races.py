@@ -1,4 +1,4 @@
-"""Transactions, checks of them and recoveries that wait for nobody, at every distance in time.
+"""Transactions, their checks, and recoveries with a zero horizon, at every distance in time.
 
 Never has one bank booked what the other has rolled back.
 
@@ -43,8 +43,8 @@ class Race:
         local = self.service.local(xid, GROUP, now_ms())
 
         async def work(sessions):
-            for each in sessions.values():
-                await said(each, f"INSERT INTO entry VALUES ('{xid}')")
+            for session in sessions.values():
+                await said(session, f"INSERT INTO entry VALUES ('{xid}')")
 
         with contextlib.suppress(RolledBackByCheck, CommittedBefore, OutcomeUnknown):
             await run(self.service, local, work)
@@ -54,7 +54,7 @@ class Race:
         self.told[xid] = local.state
 
     async def check(self, xid):
-        # About as late as the transaction takes, so that either may be faster.
+        # About as late as the transaction takes, so that either may win.
         await asyncio.sleep(self.chance.uniform(0.0, 3 * DELAY_S))
         self.answers[xid] = await self.other.check(xid, GROUP, now_ms())
 
@@ -73,8 +73,8 @@ class Race:
                 await asyncio.gather(self.transfer(xid), *checks)
 
         recovering = [
-            asyncio.create_task(self.recover(each))
-            for each in (self.other, self.other, self.service)
+            asyncio.create_task(self.recover(resource))
+            for resource in (self.other, self.other, self.service)
         ]
         try:
             await asyncio.gather(*(lane() for _ in range(LANES)))
@@ -85,7 +85,7 @@ class Race:
 
 @pytest.mark.timeout(0 if soak(0, 1) else 120)
 @pytest.mark.parametrize("kind", ["alchemy-async", "psycopg-pool"])
-def test_both_banks_always_do_the_same(banks, kind):
+def test_both_banks_always_commit_the_same_transactions(banks, kind):
     seed = random.randrange(2**32)
     for bank in banks.banks.values():
         bank.order("CREATE TABLE entry (id TEXT PRIMARY KEY)")
@@ -109,7 +109,7 @@ def test_both_banks_always_do_the_same(banks, kind):
     assert not {xid for xid, state in race.answers.items() if state is ROLLBACK} & committed, seed
     assert {xid for xid, state in race.answers.items() if state is COMMIT} <= committed, seed
     banks.see_nothing_left()
-    told = Counter(each.name for each in race.told.values())
-    answers = Counter(each.name for each in race.answers.values())
+    told = Counter(verdict.name for verdict in race.told.values())
+    answers = Counter(verdict.name for verdict in race.answers.values())
     print(f"{kind}: {len(race.told)} raced: {dict(told)}; checks {dict(answers)}")
     assert {"COMMIT", "ROLLBACK"} <= set(told), "nobody raced anybody"

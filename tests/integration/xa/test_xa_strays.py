@@ -1,4 +1,4 @@
-"""What nobody comes back for, and what two do at once."""
+"""Transactions that nobody finishes, and two services on the same transaction."""
 
 import asyncio
 import contextlib
@@ -30,31 +30,31 @@ async def until(what):
 
 
 @pytest.mark.parametrize("kind", ["alchemy-async", "psycopg-pool-async", "psycopg"])
-def test_who_finds_its_id_prepared_by_another_leaves_that_alone(banks, kind):
-    """Two that run at the same time under one id, and wait for no lock of each other."""
+def test_an_id_already_prepared_by_another_service_is_left_alone(banks, kind):
+    """Two run at the same time under one id, without waiting for each other's locks."""
     for bank in banks.banks.values():
         bank.order("DROP TABLE IF EXISTS booked")
         bank.order("CREATE TABLE booked (x INT)")
 
     async def work(sessions):
-        for each in sessions.values():
-            await said(each, "INSERT INTO booked VALUES (1)")
+        for session in sessions.values():
+            await said(session, "INSERT INTO booked VALUES (1)")
 
     async def story():
-        async with banks.service() as one, banks.service(kind) as other:
-            first = one.local("x-1", GROUP, now_ms())
-            second = other.local("x-1", GROUP, now_ms())
+        async with banks.service() as first_service, banks.service(kind) as second_service:
+            first = first_service.local("x-1", GROUP, now_ms())
+            second = second_service.local("x-1", GROUP, now_ms())
             decide = first._decide
 
             async def meanwhile():
                 with pytest.raises(OutcomeUnknown, match="already prepared"):
-                    await run(other, second, work)
+                    await run(second_service, second, work)
                 assert second.state is UNKNOWN
                 await decide()
 
             first._decide = meanwhile
-            await run(one, first, work)
-            await one.confirm("x-1", first.state)
+            await run(first_service, first, work)
+            await first_service.confirm("x-1", first.state)
 
     asyncio.run(story())
     rows = [bank.order("SELECT * FROM booked") for bank in banks.banks.values()]
@@ -62,7 +62,7 @@ def test_who_finds_its_id_prepared_by_another_leaves_that_alone(banks, kind):
     banks.see_nothing_left()
 
 
-def test_what_is_kept_and_never_confirmed_is_recovered_all_the_same(banks):
+def test_kept_branches_that_are_never_confirmed_are_recovered(banks):
     """Its manager was closed while its function hung, and another one has the same resource."""
 
     async def story():
@@ -82,7 +82,7 @@ def test_what_is_kept_and_never_confirmed_is_recovered_all_the_same(banks):
     banks.see_nothing_left()
 
 
-def test_a_bank_that_hangs_takes_no_threads_from_another(banks):
+def test_a_bank_that_hangs_does_not_take_the_threads_of_another(banks):
     count = XA_THREADS + 2
     banks["icbc"].order("INSERT INTO account SELECT 'a-' || n, 0 FROM generate_series(1, 20) n")
     banks["ccb"].order("INSERT INTO account SELECT 'a-' || n, 0 FROM generate_series(1, 20) n")
@@ -126,7 +126,7 @@ def test_a_bank_that_hangs_takes_no_threads_from_another(banks):
 @pytest.mark.parametrize(
     "kind", ["alchemy-async", "psycopg-async", "psycopg-pool-async", "psycopg"]
 )
-def test_a_bank_that_hangs_keeps_no_caller_longer_than_was_said(banks, kind):
+def test_a_bank_that_hangs_delays_callers_only_until_their_timeout(banks, kind):
     async def story():
         async with Line(banks["ccb"].url) as line:
             asleep = asyncio.Event()
@@ -154,8 +154,8 @@ def test_a_bank_that_hangs_keeps_no_caller_longer_than_was_said(banks, kind):
     assert banks.balances == MOVED
 
 
-def test_a_manager_that_closes_still_keeps_what_it_sees_through(banks):
-    """One connection each: whoever waits for the row must not get the one that ends it."""
+def test_a_closing_manager_finishes_the_transfers_it_has_begun(banks):
+    """With one connection per bank, a waiting transfer must not take the one that ends another."""
 
     async def story():
         engines = {
@@ -199,7 +199,7 @@ def test_a_manager_that_closes_still_keeps_what_it_sees_through(banks):
     banks.see_nothing_left()
 
 
-def test_a_start_beside_a_recovery_that_gives_no_time(banks, monkeypatch):
+def test_verify_succeeds_beside_a_recovery_with_a_zero_horizon(banks, monkeypatch):
     finish, seen = two_phase.finish, set()
 
     async def story():
@@ -220,7 +220,7 @@ def test_a_start_beside_a_recovery_that_gives_no_time(banks, monkeypatch):
 
 
 @run_by(in_loop)
-async def test_an_id_that_is_too_long_for_a_branch_is_decided_all_the_same(banks):
+async def test_a_check_of_an_id_too_long_for_a_branch_rolls_back(banks):
     async with banks.service() as resource:
         assert await resource.check("x" * 200, GROUP, now_ms()) is ROLLBACK
 
@@ -232,8 +232,8 @@ BUSY = (
 
 
 @run_by(in_loop)
-async def test_what_has_prepared_is_in_no_transaction_any_more(banks):
-    """A server may end who is idle in one, and VACUUM waits for it."""
+async def test_connections_are_outside_any_transaction_after_prepare(banks):
+    """A server may kill idle transactions, and VACUUM waits for them."""
     async with banks.service() as resource:
         attending = asyncio.ensure_future(resource.attend())
         await asyncio.sleep(0)
@@ -257,8 +257,8 @@ LATE = [
 ]
 
 
-def test_who_was_undone_over_another_connection_is_not_run_again(banks):
-    """What the lost one has been told may still arrive, and would hit the next attempt."""
+def test_a_transaction_undone_over_another_connection_is_not_retried(banks):
+    """A command sent over the lost connection may still arrive, and would hit the next attempt."""
 
     async def story():
         async with Line(banks["icbc"].url) as line:
@@ -268,7 +268,7 @@ def test_who_was_undone_over_another_connection_is_not_run_again(banks):
 
                 async def work(sessions):
                     await order_of(100)(sessions)
-                    # Fails when it is prepared, and could be tried again.
+                    # It fails at the prepare, and could be retried.
                     await said(sessions["ccb"], "INSERT INTO late VALUES (1)")
                     line.wait_for((b"ROLLBACK PREPARED", b""), REQUEST)
 
@@ -278,8 +278,8 @@ def test_who_was_undone_over_another_connection_is_not_run_again(banks):
                 assert not resource.may_retry(caught.value)
 
     banks["ccb"].order("DROP TABLE IF EXISTS late")
-    for each in LATE:
-        banks["ccb"].order(each)
+    for statement in LATE:
+        banks["ccb"].order(statement)
     asyncio.run(story())
     assert banks.balances == STILL
     banks.see_nothing_left()

@@ -39,7 +39,7 @@ STRANGERS = (
 
 
 class Bank:
-    """One database with two accounts, looked at from aside."""
+    """One database with an account, read over a connection of the test's own."""
 
     def __init__(self, url):
         self.url = url
@@ -162,7 +162,7 @@ def order_of(amount):
 
 
 async def said(session, statement):
-    """What a session of any kind says to a statement."""
+    """Execute a statement in a session of any kind."""
     is_plain = isinstance(session, psycopg.Connection | psycopg.AsyncConnection)
     result = session.execute(statement if is_plain else text(statement))
     return await result if inspect.isawaitable(result) else result

@@ -69,13 +69,13 @@ class XATeller(Teller):
     def function(self, manager):
         def plain(sessions, order):
             for name, session in sessions.items():
-                for each in words(name, order.id):
-                    session.execute(text(each))
+                for statement in words(name, order.id):
+                    session.execute(text(statement))
 
         async def awaited(sessions, order):
             for name, session in sessions.items():
-                for each in words(name, order.id):
-                    await session.execute(text(each))
+                for statement in words(name, order.id):
+                    await session.execute(text(statement))
 
         return awaited if self._plan.kind.endswith("async") else plain
 

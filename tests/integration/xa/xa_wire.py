@@ -29,17 +29,17 @@ class Line(Wire):
         self.mark, self.side, self.act = mark, side, act
 
     def silence(self, until):
-        """Whatever is said from now on does not arrive, and nobody is cut off before ``until``."""
+        """Nothing sent from now on arrives, and no connection is cut before ``until``."""
         self.until = until
 
     async def down(self):
-        """Nobody gets through, and whoever was through is cut off."""
+        """Refuse new connections, and cut those that exist."""
         self._server.close()
-        for each in list(self._lines):
-            each.cancel()
+        for line in list(self._lines):
+            line.cancel()
 
     async def up(self):
-        """As before, at the same place."""
+        """Accept connections again, at the same port."""
         import asyncio
 
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)

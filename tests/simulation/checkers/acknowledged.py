@@ -56,10 +56,10 @@ class _Book:
     def refuse(self, event: Refused) -> None:
         if event.effect is Effect.NONE:
             index = 0
-            while (each := mark(event.send, event.attempt, index)) in self._bodies:
-                self._refused[each] = event.reason
-                if each in self._places:
-                    self._complain_of_refused(each)
+            while (name := mark(event.send, event.attempt, index)) in self._bodies:
+                self._refused[name] = event.reason
+                if name in self._places:
+                    self._complain_of_refused(name)
                 index += 1
 
     def acknowledge(self, event: Acknowledged) -> None:

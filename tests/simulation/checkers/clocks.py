@@ -15,26 +15,26 @@ class Clocks:
 
     def __init__(self, events: Iterable[Event]) -> None:
         self._sets: dict[str, list[ClockSet]] = {}
-        for each in events:
-            if isinstance(each, ClockSet):
-                self._sets.setdefault(each.broker, []).append(each)
+        for event in events:
+            if isinstance(event, ClockSet):
+                self._sets.setdefault(event.broker, []).append(event)
 
     def lowest(self, broker: str, begin: float, end: float) -> int:
         """The least that a broker's clock showed from one second to another, in milliseconds."""
-        shown = [each.after_ms for each in self._within(broker, begin, end)]
+        shown = [setting.after_ms for setting in self._within(broker, begin, end)]
         return min([self._at(broker, begin), *shown])
 
     def highest(self, broker: str, begin: float, end: float) -> int:
         """The most that it showed then."""
-        shown = [each.before_ms for each in self._within(broker, begin, end)]
+        shown = [setting.before_ms for setting in self._within(broker, begin, end)]
         return max([self._at(broker, end), *shown])
 
     def _within(self, broker: str, begin: float, end: float) -> Iterator[ClockSet]:
-        return (each for each in self._sets[broker] if begin < each.at <= end)
+        return (setting for setting in self._sets[broker] if begin < setting.at <= end)
 
     def _at(self, broker: str, second: float) -> int:
         last = self._sets[broker][0]
-        for each in self._sets[broker]:
-            if each.at <= second:
-                last = each
+        for setting in self._sets[broker]:
+            if setting.at <= second:
+                last = setting
         return last.after_ms + round(1000 * (second - last.at) * last.rate)

@@ -1,4 +1,4 @@
-"""Nobody says of a group that it has come further than it has.
+"""No group is said to have come further than it has.
 
 Where somebody commits an offset, or a broker shows one, everything acknowledged before it has been
 handled; and when all have left in order, everything that was handled has been committed.
@@ -39,7 +39,7 @@ def broken(events: Iterable[Event]) -> list[str]:
             case Sent():
                 sent.setdefault(event.queue, {})[event.offset] = event.tags
             case Handled() if event.is_done or not groups[event.group].is_orderly:
-                # What failed may have been handed back to the broker, unless order forbids it.
+                # A failed message may have been handed back to the broker, unless order forbids it.
                 known = handled.setdefault((event.group, event.queue), {})
                 known.setdefault(event.offset, number)
             case Returned() if event.answer == DONE:
@@ -68,7 +68,11 @@ def _judge(number, who, event, group, sent, handled, gone) -> list[str]:
         for offset, tags in sorted(sent.get(event.queue, {}).items())
         if group.tags in {"*", tags}
     ]
-    early = [each for each in wanted if each < reached and known.get(each, number) >= number]
+    early = [
+        wanted_offset
+        for wanted_offset in wanted
+        if wanted_offset < reached and known.get(wanted_offset, number) >= number
+    ]
     complaints = []
     if early:
         complaints.append(

@@ -47,13 +47,13 @@ def broken(events: Iterable[Event], *, soon_s: float = SOON_S) -> list[str]:
     if calm_at is None or ended_at is None:
         return ["the run did not come to its end"]
     complaints = [
-        f"{group.group} never handled {each.key} at {each.offset} of {each.queue}"
+        f"{group.group} never handled {message.key} at {message.offset} of {message.queue}"
         for group in groups.values()
-        for each in sent
-        if group.tags in {"*", each.tags}
-        and each.queue.broker not in gone
-        and (group.group, each.queue, each.offset) not in done
-        and (group.group, each.key) not in again
+        for message in sent
+        if group.tags in {"*", message.tags}
+        and message.queue.broker not in gone
+        and (group.group, message.queue, message.offset) not in done
+        and (group.group, message.key) not in again
     ]
     if ended_at - calm_at > soon_s:
         complaints.append(f"it took {ended_at - calm_at:.1f} s to come to rest")

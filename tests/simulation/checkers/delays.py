@@ -83,7 +83,7 @@ def broken(events: Iterable[Event]) -> list[str]:
     events = list(events)
     stories, recalls, levels_ms = _read(events)
     clocks = Clocks(events)
-    calm_at = max((each.at for each in events if isinstance(each, Calm)), default=inf)
+    calm_at = max((event.at for event in events if isinstance(event, Calm)), default=inf)
     complaints = _recalled_too(stories, recalls)
     for key, story in stories.items():
         complaints += _miscounted(key, story)

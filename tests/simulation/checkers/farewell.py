@@ -1,4 +1,4 @@
-"""Whoever leaves in order leaves nothing behind, and takes no longer than it may."""
+"""A client that leaves in order leaves nothing behind and takes no longer than allowed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def broken(events: Iterable[Event], *, leave_s: float = LEAVE_S) -> list[str]:
     complaints: list[str] = []
     for event in events:
         if isinstance(event, Left):
-            complaints += [f"{event.member} has left, and {each} runs on" for each in event.tasks]
+            complaints += [f"{event.member} has left, and {task} runs on" for task in event.tasks]
             if event.asked:
                 complaints.append(f"{event.member} has left, and {event.asked} requests wait")
             if event.open:

@@ -105,7 +105,9 @@ class _Book:
         seen.append((event.at, event.markers))
         halves = {copy.offset: copy for copy in event.halves}
         decided = {
-            each.half_offset: KINDS[each.kind] for each in event.markers if each.kind in KINDS
+            marker.half_offset: KINDS[marker.kind]
+            for marker in event.markers
+            if marker.kind in KINDS
         }
         for xid, taken in self._taken.items():
             if taken.broker == event.broker and taken.at <= event.began:
@@ -125,8 +127,8 @@ class _Book:
                 self._complain(event, f"{xid} is no longer parked, and nobody decided it")
 
     def _follow(self, event: OpenAudited, at: float, before: tuple[Marker, ...]) -> bool:
-        # Where a broker is slow, an audit may begin before another one has ended, and have looked
-        # at the decisions earlier although it ends later.
+        # With a slow broker, an audit may begin before another one has ended, and may have read
+        # the decisions earlier although it ends later.
         least = len(before) if at <= event.began else min(len(before), len(event.markers))
         return event.markers[:least] == before[:least]
 

@@ -1,4 +1,4 @@
-"""Only the leader answers: who answers a request has led at some time after it was asked.
+"""Only the leader answers: a member that answers led at some time after the request.
 
 A member whose lease is over, or that does not know that another epoch has begun, must not answer.
 """
@@ -24,7 +24,7 @@ def broken(events: Iterable[Event]) -> list[str]:
     for event in events:
         match event:
             case SetChanged() if event.epoch < epoch and not event.leader:
-                # The store has lost its data. Its leader leads until its lease is over.
+                # The store lost its data. Its leader leads until its lease is over.
                 is_over = True
             case SetChanged():
                 if event.epoch < epoch or (event.epoch == epoch and is_over and event.leader):

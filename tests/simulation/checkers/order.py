@@ -161,7 +161,7 @@ class _Watch:
                         f"{name}@{after.offset} was stored before {name}@{before.offset}"
                     )
             whole += [(copy, name) for copy in copies]
-        whole.sort(key=lambda each: each[0].position)
+        whole.sort(key=lambda pair: pair[0].position)
         for (before, first), (after, second) in zip(whole, whole[1:], strict=False):
             if after.stored_ms < before.stored_ms:
                 self.complaints.append(

@@ -25,7 +25,9 @@ def broken(events: Iterable[Event]) -> list[str]:
         if isinstance(event, Recovered):
             for way, shape in event.others.items():
                 where = f"{event.broker} at {event.at:.6f}, recovered {way}"
-                complaints += [f"{where}: {each}" for each in _differences(event.once, shape)]
+                complaints += [
+                    f"{where}: {difference}" for difference in _differences(event.once, shape)
+                ]
                 if way == AGAIN and shape.cut_bytes:
                     complaints.append(f"{where}: {shape.cut_bytes} bytes were cut again")
     return complaints

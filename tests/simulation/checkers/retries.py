@@ -1,4 +1,4 @@
-"""A message that a group fails with comes again, later each time, and dies when it may no more.
+"""A failed message comes again, later each time, and becomes a dead letter after the last try.
 
 What is shown to handlers counts 0, 1, 2 and so on without a gap. What is handed back, and taken,
 lies once in the group's retry topic or among its dead letters; nothing else does, nothing lies
@@ -58,8 +58,8 @@ def _unfinished(trials: Trials, soon_s: float) -> list[str]:
 
 
 def _miscounted(trials: Trials, place: Place, handed: list[Returning]) -> list[str]:
-    """As often as it was handed back, it lies where it comes again from, or is dead."""
-    answers = [trials.answers.get(each.number) for each in handed]
+    """Each return of the message has one copy in the retry topic or among the dead letters."""
+    answers = [trials.answers.get(returning.number) for returning in handed]
     least = answers.count(DONE)
     most = len(answers) - answers.count(REFUSED)
     again, dead = trials.again.get(place, []), trials.dead.get(place, [])
@@ -73,7 +73,7 @@ def _miscounted(trials: Trials, place: Place, handed: list[Returning]) -> list[s
     is_over = place.attempts > trials.attempts_max
     if again and is_over:
         complaints.append(f"{what} and comes again, though {trials.attempts_max} are allowed")
-    if dead and not is_over and all(each.level >= 0 for each in handed):
+    if dead and not is_over and all(returning.level >= 0 for returning in handed):
         complaints.append(f"{what} and is dead, though {trials.attempts_max} are allowed")
     return complaints
 
@@ -86,9 +86,9 @@ def _too_soon(trials: Trials, place: Place, handed: list[Returning], clocks: Clo
         return trials.levels_ms[min(level, len(trials.levels_ms)) - 1]
 
     due = sorted(
-        clocks.lowest(place.broker, each.at, inf) + wait_ms(each.level) - NEARLY_MS
-        for each in handed
-        if each.level >= 0
+        clocks.lowest(place.broker, returning.at, inf) + wait_ms(returning.level) - NEARLY_MS
+        for returning in handed
+        if returning.level >= 0
     )
     stored = sorted(kept.stored_ms for kept in trials.again.get(place, []))
     what = f"{place.key} of {place.group} for its retry {place.attempts}"
@@ -99,7 +99,7 @@ def _too_soon(trials: Trials, place: Place, handed: list[Returning], clocks: Clo
     ]
     first = trials.given_again.get(place)
     if first is not None and due:
-        begun = min(each.at for each in handed)
+        begun = min(returning.at for returning in handed)
         shown = clocks.highest(place.broker, begun, first.at)
         if shown < due[0] - NEARLY_MS:
             complaints.append(f"{what} was given at {shown}, and not due before {due[0]}")
@@ -114,7 +114,7 @@ def _too_young(trials: Trials, trial: Trial, queue: Queue, kept: Kept) -> list[s
 
 
 def _untold(trials: Trials, queue: Queue, kept: Kept) -> list[str]:
-    """A dead letter says why it is one, and where it came from."""
+    """A dead letter names its reason and its origin."""
     complaints: list[str] = []
     written = trials.written[kept.key]
     if not kept.reason:

@@ -1,4 +1,4 @@
-"""The checker of I3 lets a good history pass and finds each way to break a promise."""
+"""The checker of I3 passes a good history and finds each way to break a promise."""
 
 import pytest
 
@@ -42,7 +42,7 @@ def test_a_good_history_passes():
     assert broken(GOOD) == []
 
 
-def test_what_was_acknowledged_after_an_audit_began_need_not_be_in_it():
+def test_a_message_acknowledged_after_the_audit_began_need_not_be_in_it():
     assert broken([*sent(2, "a", 0), audit(3, began=1)]) == []
 
 
@@ -55,19 +55,19 @@ def test_an_acknowledged_message_that_is_gone_is_found():
     assert "gone from Topic/broker-a/0@1" in complaint
 
 
-def test_the_second_message_of_a_batch_is_missed_too():
+def test_a_missing_second_message_of_a_batch_is_found():
     history = [*sent(1, "a", 0, count=2), audit(3, copy("a", 0))]
 
     assert "a#0.1" in broken(history)[0]
 
 
-def test_a_message_that_was_only_shown_is_missed_as_well():
+def test_a_message_shown_to_a_consumer_and_gone_later_is_found():
     history = [send(1, "a"), pulled(2, 0, copy("a", 0)), audit(3)]
 
     assert "a#0.0, shown at 2" in broken(history)[0]
 
 
-def test_every_audit_counts_not_only_the_last():
+def test_a_message_missing_in_an_earlier_audit_is_found():
     history = [*sent(1, "a", 0), audit(2), audit(3, copy("a", 0))]
 
     assert len(broken(history)) == 1
@@ -78,10 +78,10 @@ def test_every_audit_counts_not_only_the_last():
     [copy("a", 0, at=50), copy("a", 0, attempt=1)],
     ids=["another place in the log", "another attempt"],
 )
-def test_an_acknowledged_message_must_be_where_it_was(moved):
+def test_an_acknowledged_message_that_moved_is_found(moved):
     history = [*sent(1, "a", 0), send(1, "a", attempt=1), audit(2, moved)]
 
-    assert any("was acknowledged as a#0.0" in each for each in broken(history))
+    assert any("was acknowledged as a#0.0" in complaint for complaint in broken(history))
 
 
 def test_an_offset_given_to_two_messages_is_found():
@@ -103,11 +103,11 @@ def test_a_message_that_nobody_sent_is_found():
 def test_an_attempt_that_is_stored_twice_is_found():
     history = [*sent(1, "a", 0), audit(2, copy("a", 0), copy("a", 1))]
 
-    assert any("stored twice" in each for each in broken(history))
+    assert any("stored twice" in complaint for complaint in broken(history))
 
 
 @pytest.mark.parametrize("seen_first", [True, False])
-def test_a_message_refused_with_nothing_done_must_be_nowhere(seen_first):
+def test_a_stored_message_that_was_refused_without_effect_is_found(seen_first):
     seen, no = pulled(2, 0, copy("a", 0)), refused(3, "a", Effect.NONE)
     history = [send(1, "a"), *((seen, no) if seen_first else (no, seen))]
 
@@ -128,12 +128,12 @@ def test_a_lookup_that_finds_nothing_or_something_else_is_found():
     ]
 
 
-def test_brokers_answer_only_for_themselves():
+def test_an_audit_of_another_broker_does_not_count():
     elsewhere = Q.__class__("Topic", "broker-b", 0)
 
     assert broken([*sent(1, "a", 0), audit(2, queue=elsewhere)]) == []
 
 
-def test_a_message_of_a_transaction_was_sent_as_a_half_message():
+def test_a_transactional_message_is_compared_with_its_half_message():
     assert broken([half(1, "a"), audit(2, of_half("a", 0))]) == []
     assert "sent otherwise" in broken([half(1, "a"), audit(2, of_half("a", 0, data=b"x"))])[0]

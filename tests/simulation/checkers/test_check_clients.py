@@ -41,17 +41,17 @@ def work(at, who, *offsets):
 # Consumed
 
 
-def test_all_is_handled():
+def test_a_history_with_all_messages_handled_passes():
     assert not consumed.broken([FREE, *SENT, *work(2, "a", 0, 1, 2), *REST])
 
 
-def test_a_message_that_nobody_handled_is_missed():
+def test_a_message_that_was_not_handled_is_found():
     (complaint,) = consumed.broken([FREE, *SENT, *work(2, "a", 0, 2), *REST])
 
     assert "k1 at 1" in complaint
 
 
-def test_a_failure_is_no_handling_unless_it_comes_again():
+def test_a_failed_message_counts_as_handled_only_after_its_retry():
     failed = [FREE, SENT[0], begin(2, "a", 0), end(3, "a", 0, is_done=False)]
     retry = Queue("%RETRY%g", "broker-a", 0)
 
@@ -59,14 +59,14 @@ def test_a_failure_is_no_handling_unless_it_comes_again():
     assert not consumed.broken([*failed, end(4, "a", 0, queue=retry), *REST])
 
 
-def test_other_tags_and_brokers_that_are_gone_are_excused():
+def test_messages_excluded_by_the_filter_or_of_a_lost_broker_are_excused():
     blue = Grouped(0.0, "g", False, "blue")
 
     assert not consumed.broken([blue, *SENT, *REST])
     assert not consumed.broken([FREE, *SENT, Buried(40.0, "broker-a"), *REST])
 
 
-def test_it_comes_to_an_end_and_soon():
+def test_a_run_without_an_end_or_with_a_late_one_is_found():
     assert consumed.broken([FREE, Calm(1.0)])
     assert consumed.broken([FREE, Calm(1.0), Ended(500.0)])
 
@@ -74,13 +74,13 @@ def test_it_comes_to_an_end_and_soon():
 # Commits
 
 
-def test_a_commit_may_name_what_was_handled():
+def test_a_commit_of_handled_messages_passes():
     done = [FREE, *SENT, *work(2, "a", 0, 1)]
 
     assert not commits.broken([*done, Committing(9, "a", "g", Q, 2), Standing(9, "g", Q, 2)])
 
 
-def test_a_commit_that_passes_an_open_message_is_found_whoever_shows_it():
+def test_a_commit_past_an_unhandled_message_is_found():
     done = [FREE, *SENT, *work(2, "a", 0, 2)]
 
     assert commits.broken([*done, Committing(9, "a", "g", Q, 2)])
@@ -88,18 +88,18 @@ def test_a_commit_that_passes_an_open_message_is_found_whoever_shows_it():
     assert not commits.broken([*done, Standing(9, "g", Q, 1)])
 
 
-def test_a_commit_must_not_come_before_its_message_is_handled():
+def test_a_commit_before_its_message_is_handled_is_found():
     assert commits.broken([FREE, SENT[0], Committing(2, "a", "g", Q, 1), *work(3, "a", 0)])
 
 
-def test_what_failed_may_be_passed_unless_in_order():
+def test_a_commit_may_pass_a_failed_message_only_without_order():
     failed = [SENT[0], begin(2, "a", 0), end(3, "a", 0, is_done=False), Standing(9, "g", Q, 1)]
 
     assert not commits.broken([FREE, *failed])
     assert commits.broken([STRICT, *failed])
 
 
-def test_what_was_handed_back_may_be_passed_even_in_order():
+def test_an_orderly_commit_may_pass_a_message_returned_for_retry():
     args = (1, "g", Q, 0, "k0", 2, -1)
     failed = [STRICT, SENT[0], begin(2, "a", 0), end(3, "a", 0, is_done=False)]
     after = Standing(9, "g", Q, 1)
@@ -108,7 +108,7 @@ def test_what_was_handed_back_may_be_passed_even_in_order():
     assert commits.broken([*failed, Returned(4.0, *args, MAYBE), after])
 
 
-def test_in_the_end_all_is_committed():
+def test_handled_messages_without_a_final_commit_are_found():
     done = [FREE, *SENT, *work(2, "a", 0, 1, 2)]
 
     assert not commits.broken([*done, Standing(9, "g", Q, 3, is_last=True)])
@@ -120,18 +120,18 @@ def test_in_the_end_all_is_committed():
 # In turn
 
 
-def test_a_queue_is_handled_in_order_and_handed_over():
+def test_an_orderly_queue_may_be_handed_over_or_retried():
     first = [STRICT, loaded(1, "a", 0), *work(2, "a", 0, 1)]
 
     assert not in_turn.broken([*first, loaded(5, "b", 2), *work(6, "b", 2)])
-    # What was not committed comes again, to the next one or to the same that asked anew.
+    # Uncommitted messages come again, to the next member or to the same one after it asked again.
     assert not in_turn.broken([*first, loaded(5, "b", 1), *work(6, "b", 1, 2)])
     assert not in_turn.broken([*first, loaded(5, "a", 1), *work(6, "a", 1, 2)])
     # And an attempt may follow another.
     assert not in_turn.broken([*first, begin(7, "a", 1), end(8, "a", 1)])
 
 
-def test_two_at_a_time_are_found():
+def test_two_orderly_consumers_at_one_queue_are_found():
     both = [STRICT, loaded(1, "a", 0), begin(2, "a", 0), loaded(3, "b", 0)]
 
     assert in_turn.broken([*both, begin(4, "b", 0)])
@@ -140,19 +140,19 @@ def test_two_at_a_time_are_found():
     )
 
 
-def test_going_back_is_found():
+def test_an_orderly_consumer_that_goes_back_is_found():
     assert in_turn.broken([STRICT, loaded(1, "a", 0), *work(2, "a", 0, 1), begin(5, "a", 0)])
     assert in_turn.broken([STRICT, loaded(1, "a", 2), begin(5, "a", 1)])
 
 
-def test_asking_too_early_or_never_is_found():
+def test_an_orderly_consumer_that_loads_its_offset_too_early_or_never_is_found():
     first = [STRICT, loaded(1, "a", 0), loaded(1.5, "b", 0), *work(2, "a", 0, 1)]
 
     assert in_turn.broken([*first, begin(5, "b", 2)])
     assert in_turn.broken([*first, begin(5, "c", 2)])
 
 
-def test_a_broker_that_went_down_excuses_it_for_a_while():
+def test_a_broker_failure_excuses_two_orderly_consumers_for_a_while():
     both = [STRICT, loaded(1, "a", 0), begin(3, "a", 0), loaded(3, "b", 0)]
 
     assert not in_turn.broken([*both, Down(3.5, "broker-a", "kill"), begin(4, "b", 0)])
@@ -160,18 +160,18 @@ def test_a_broker_that_went_down_excuses_it_for_a_while():
     assert in_turn.broken([*both, Down(3.5, "broker-b", "kill"), begin(4, "b", 0)])
 
 
-def test_groups_without_order_are_free():
+def test_groups_without_order_may_handle_in_any_order():
     assert not in_turn.broken([FREE, begin(2, "a", 1), begin(3, "b", 0)])
 
 
 # Farewell
 
 
-def test_whoever_leaves_nothing_behind_may_go():
+def test_a_client_that_leaves_nothing_behind_passes():
     assert not farewell.broken([Left(9, "a", 1.0, (), 0, 0)])
 
 
-def test_whatever_is_left_is_found():
+def test_what_a_client_leaves_behind_or_a_slow_exit_is_found():
     assert farewell.broken([Left(9, "a", 1.0, ("heartbeats",), 0, 0)])
     assert farewell.broken([Left(9, "a", 1.0, (), 1, 0)])
     assert farewell.broken([Left(9, "a", 1.0, (), 0, 1)])

@@ -1,4 +1,4 @@
-"""The checkers of broker sets let a set pass that keeps its promises, and find what breaks one."""
+"""The checkers of broker sets pass a set that keeps its promises and find broken ones."""
 
 import pytest
 
@@ -56,7 +56,7 @@ def lost(at, how="kill", *, has_heir=True):
 # One leader
 
 
-def test_a_leader_may_answer_what_it_was_asked_while_it_led():
+def test_a_leader_may_answer_requests_it_got_while_it_led():
     answers = [LeaderAnswered(1.0, "m1", 0.9), OVER, LeaderAnswered(6.2, "m1", 5.9)]
 
     assert one_leader.broken([FIRST, *answers, SECOND, LeaderAnswered(7.0, "m2", 6.1)]) == []
@@ -117,14 +117,14 @@ def test_an_offset_with_another_message_is_found():
 # A leader soon
 
 
-def test_a_leader_within_the_bound_passes():
+def test_a_new_leader_within_the_bound_passes():
     answered = LeaderAnswered(9.9, "m2", 9.8)
 
     assert leader_bound.broken([Bound(0.0, 5.0), lost(5.0), answered, Calm(99.0)]) == []
 
 
 @pytest.mark.parametrize("event", [lost(5.0), AllBack(5.0), Calm(5.0)])
-def test_a_set_without_a_leader_is_found(event):
+def test_a_set_without_a_leader_for_too_long_is_found(event):
     early = LeaderAnswered(5.1, "m1", 4.9)
 
     (complaint,) = leader_bound.broken([Bound(0.0, 5.0), event, early, Calm(10.1)])
@@ -136,7 +136,7 @@ def test_a_set_without_a_leader_is_found(event):
     "events",
     [[lost(5.0, has_heir=False)], [lost(5.0), Disturbed(6.0, "slow disk", begins=True)]],
 )
-def test_more_than_a_lost_leader_may_take_longer(events):
+def test_failover_may_take_longer_without_an_heir_or_on_a_slow_disk(events):
     assert leader_bound.broken([Bound(0.0, 5.0), *events, Calm(20.0)]) == []
 
 
@@ -157,13 +157,13 @@ def shown(offset):
     return OffsetShown(7.0, "g", QUEUE, offset)
 
 
-def test_what_was_committed_in_the_last_second_may_be_gone():
+def test_offsets_committed_in_the_last_second_may_be_lost():
     events = [FIRST, *committed(1.0, 3), *committed(3.5, 9), lost(4.0), OVER, SECOND]
 
     assert fresh_offsets.broken([*events, shown(3)]) == []
 
 
-def test_an_older_commit_that_is_gone_is_found():
+def test_a_lost_offset_committed_longer_ago_is_found():
     events = [FIRST, *committed(1.0, 3), *committed(2.0, 9), lost(4.0), OVER, SECOND]
 
     (complaint,) = fresh_offsets.broken([*events, shown(3)])
@@ -171,21 +171,21 @@ def test_an_older_commit_that_is_gone_is_found():
     assert "9 was committed long before" in complaint
 
 
-def test_copies_that_something_kept_late_may_be_older():
+def test_offsets_may_be_older_if_a_slow_disk_delayed_their_copies():
     slow = [Disturbed(2.5, "slow disk", begins=True), Disturbed(2.6, "slow disk", begins=False)]
     events = [FIRST, *committed(2.0, 9), *slow, lost(4.0), OVER, SECOND]
 
     assert fresh_offsets.broken([*events, shown(3)]) == []
 
 
-def test_what_stands_in_the_way_of_later_copies_excuses_no_older_commit():
+def test_a_later_slow_disk_does_not_excuse_a_lost_older_offset():
     slow = [Disturbed(3.5, "slow disk", begins=True), Disturbed(4.0, "slow disk", begins=False)]
     events = [FIRST, *committed(2.0, 9), *slow, lost(4.0), OVER, SECOND]
 
     assert len(fresh_offsets.broken([*events, shown(3)])) == 1
 
 
-def test_a_leader_that_only_stood_still_has_lost_nothing():
+def test_a_paused_leader_does_not_excuse_lost_offsets():
     paused = [lost(2.5, "pause"), MemberBack(2.6, "m1")]
     events = [FIRST, *committed(2.0, 9), *paused, lost(4.0), OVER, SECOND]
 
@@ -195,7 +195,7 @@ def test_a_leader_that_only_stood_still_has_lost_nothing():
 # What followers show
 
 
-def test_what_a_follower_has_shown_and_the_log_has_lost_is_found():
+def test_a_message_shown_by_a_follower_and_lost_later_is_found():
     copy = Copy(4, 100, "id", "mark", "", 0, b"")
     read = FollowerRead(1.0, "m2", QUEUE, (copy,))
     kept, lost = (Audited(2.0, "broker-a", 1.5, {QUEUE: found}) for found in ((copy,), ()))
@@ -233,7 +233,7 @@ def test_a_member_in_sync_without_a_copy_is_found():
 
 
 @pytest.mark.parametrize("how", ["wipe", "lost tail", "older state"])
-def test_a_disk_that_was_harmed_after_the_request_may_have_had_a_copy(how):
+def test_a_disk_harmed_after_the_request_may_have_had_a_copy(how):
     assert enough_copies.broken([SENT, lost(1.5, how), counted(1, "m1")]) == []
     assert len(enough_copies.broken([SENT, lost(1.5, how), counted(1, "m3")])) == 1
     assert len(enough_copies.broken([lost(0.5, how), SENT, counted(1, "m1")])) == 2
@@ -242,7 +242,7 @@ def test_a_disk_that_was_harmed_after_the_request_may_have_had_a_copy(how):
 # Damage
 
 
-def test_a_copy_that_is_mended_soon_or_out_of_sync_passes():
+def test_a_damaged_copy_that_is_repaired_soon_or_out_of_sync_passes():
     damaged, late = Damaged(1.0, "m2"), Calm(99.0)
     alone = SetChanged(2.0, "m1.aa", 1, ("m1.aa",))
 
@@ -257,7 +257,7 @@ def test_a_damaged_copy_that_stays_in_sync_is_found(member):
     assert complaint == f"{member} is in sync at 17.000000, and damaged since 1.000000"
 
 
-def test_damage_may_be_found_later_where_more_goes_wrong():
+def test_a_slow_disk_allows_damage_to_be_noticed_later():
     slow = Disturbed(2.0, "slow disk", begins=True)
 
     assert whole_copies.broken([FIRST, Damaged(1.0, "m2"), slow, Calm(19.0)]) == []
@@ -266,7 +266,7 @@ def test_damage_may_be_found_later_where_more_goes_wrong():
 # A leader that can write nothing
 
 
-def test_a_send_that_succeeds_soon_passes():
+def test_a_set_that_takes_sends_soon_after_its_leader_cannot_write_passes():
     sent = Sending(3.0, "pulse", "s", 0, (b"body",))
     acknowledged = Acknowledged(4.0, "s", 0, QUEUE, 4, ("id",))
     fails = WritesFail(2.0, "m1", has_heir=True)
@@ -274,7 +274,7 @@ def test_a_send_that_succeeds_soon_passes():
     assert writable.broken([Bound(0.0, 5.0), fails, sent, acknowledged, lost(9.0)]) == []
 
 
-def test_a_set_that_takes_no_sends_behind_a_leader_that_cannot_write_is_found():
+def test_a_set_that_takes_no_sends_after_its_leader_cannot_write_is_found():
     sent = Sending(1.0, "pulse", "s", 0, (b"body",))
     acknowledged = Acknowledged(4.0, "s", 0, QUEUE, 4, ("id",))
     fails = WritesFail(2.0, "m1", has_heir=True)
@@ -284,7 +284,7 @@ def test_a_set_that_takes_no_sends_behind_a_leader_that_cannot_write_is_found():
     assert complaint.startswith("no send succeeds within 5 s after the writes of m1 ")
 
 
-def test_without_another_member_sends_may_be_refused_for_longer():
+def test_without_an_heir_sends_may_be_refused_for_longer():
     fails = WritesFail(2.0, "m1", has_heir=False)
 
     assert writable.broken([Bound(0.0, 5.0), fails, lost(9.0)]) == []
@@ -304,7 +304,7 @@ def test_a_removed_member_that_is_in_sync_or_leads_is_found():
     assert removals.broken([leads]) == ["m2, which was removed, leads at 2.000000"]
 
 
-def test_an_epoch_that_comes_again_after_the_store_has_lost_its_data_is_found():
+def test_an_epoch_reused_after_the_store_lost_its_data_is_found():
     emptied = SetChanged(3.0, "", 0, ())
     still = LeaderAnswered(3.1, "m1", 3.0)
 

@@ -38,7 +38,7 @@ def writing(at, key="k", wish=None):
 
 
 def later(wish=None, due_ms=3000):
-    """Written at second 1, and promised for second 3 unless said otherwise."""
+    """Written at second 1 and promised for second 3 by default."""
     return [writing(1.0, wish=wish or Wish(level=4)), Waits(1.1, "k", "a", due_ms)]
 
 
@@ -57,7 +57,7 @@ def ended(at, attempts=0, queue=Q, is_done=True, level=0, key="k"):
 # Clocks
 
 
-def test_a_clock_has_shown_what_it_was_set_from_and_to():
+def test_clock_bounds_include_the_times_before_and_after_a_jump():
     clocks = Clocks(
         [
             ClockSet(0.0, "a", 100, 100, 1.0),
@@ -78,11 +78,11 @@ def judged(*events):
     return delays.broken([*START, *events])
 
 
-def test_a_message_that_comes_in_time_passes():
+def test_a_message_delivered_on_time_passes():
     assert not judged(*later(), given(3.0), Shelf(9.0, Q, (kept(),)))
 
 
-def test_a_message_that_is_stored_or_given_early_is_found():
+def test_a_message_stored_or_handled_early_is_found():
     (stored,) = judged(*later(), given(3.0), Shelf(9.0, Q, (kept(stored_ms=2999),)))
     (handled,) = judged(*later(), given(2.9), Shelf(9.0, Q, (kept(),)))
 
@@ -90,20 +90,20 @@ def test_a_message_that_is_stored_or_given_early_is_found():
     assert "had it at 2900" in handled
 
 
-def test_a_message_that_comes_late_is_found_when_all_is_well():
+def test_a_late_message_is_found_unless_faults_delayed_it():
     late = [*later(), Shelf(90.0, Q, (kept(stored_ms=20_000),))]
 
     assert judged(*late, Calm(2.0))
     assert not judged(*late, Calm(15.0))
 
 
-def test_a_clock_set_forward_brings_it_sooner():
+def test_a_clock_set_forward_may_deliver_a_message_sooner():
     jump = ClockSet(2.0, "a", 2000, 4000, 1.0)
 
     assert not judged(*later(), jump, given(2.1), Shelf(9.0, Q, (kept(stored_ms=4000),)))
 
 
-def test_nobody_is_promised_another_time():
+def test_an_acknowledged_due_time_that_differs_from_the_wish_is_found():
     here = Shelf(9.0, Q, (kept(stored_ms=9000),))
 
     assert judged(*later(due_ms=2000), here)
@@ -113,7 +113,7 @@ def test_nobody_is_promised_another_time():
     assert not judged(*later(wish=Wish(after_s=2)), here)
 
 
-def test_only_a_time_that_has_passed_is_now():
+def test_a_delayed_message_acknowledged_as_immediate_is_found():
     here = Shelf(9.0, Q, (kept(stored_ms=1000),))
 
     assert not judged(writing(1.0, wish=Wish(at_ms=900)), Sent(1.1, "k", Q, 0, "red"), here)
@@ -121,23 +121,23 @@ def test_only_a_time_that_has_passed_is_now():
     assert judged(writing(1.0, wish=Wish(level=4)), Sent(1.1, "k", Q, 0, "red"), here)
 
 
-def test_what_is_acknowledged_comes_once():
+def test_an_acknowledged_delayed_message_must_come_exactly_once():
     assert judged(*later(), Shelf(9.0, Q, ()))
     assert judged(*later(), Shelf(9.0, Q, (kept(), kept(position=1))))
     assert judged(*later(), Shelf(9.0, Queue("U", "a", 0), (kept(),)))
 
 
-def test_what_is_not_acknowledged_comes_once_at_most():
+def test_an_unacknowledged_delayed_message_may_come_at_most_once():
     asked = writing(1.0, wish=Wish(level=4))
 
     assert not judged(asked, Shelf(9.0, Q, ()))
     assert not judged(asked, Shelf(9.0, Q, (kept(),)))
     assert judged(asked, Shelf(9.0, Q, (kept(), kept(position=1))))
-    # And not early, though nobody was told a time.
+    # And not early, although no time was acknowledged.
     assert judged(asked, Shelf(9.0, Q, (kept(stored_ms=2900),)))
 
 
-def test_what_was_recalled_does_not_come():
+def test_a_recalled_message_must_not_come():
     recalled = [*later(), Recalling(2.0, "k"), Recalled(2.1, "k", DONE)]
 
     assert not judged(*recalled, Shelf(9.0, Q, ()))
@@ -149,15 +149,15 @@ def test_what_was_recalled_does_not_come():
     ("answers", "may_be_missing"),
     [((REFUSED,), False), ((MAYBE,), True), ((MAYBE, REFUSED), False), ((), True)],
 )
-def test_what_may_have_been_recalled_may_be_missing(answers, may_be_missing):
-    asked = [each for answer in answers for each in (Recalling(2, "k"), Recalled(2, "k", answer))]
+def test_a_message_with_an_uncertain_recall_may_be_missing(answers, may_be_missing):
+    asked = [event for answer in answers for event in (Recalling(2, "k"), Recalled(2, "k", answer))]
 
     found = judged(*later(), *(asked or [Recalling(2.0, "k")]), Shelf(9.0, Q, ()))
 
     assert bool(found) is not may_be_missing
 
 
-def test_no_other_attempt_to_send_it_comes_then():
+def test_a_recall_also_covers_earlier_attempts_of_the_same_message():
     line, recalls = (Queue("rmq_sys_wheel_timer", "a", number) for number in (0, 8))
     wish = Wish(at_ms=3000)
     one, other = Writing(0.5, "j", "id-k", "T", "red", wish), later(wish=wish)
@@ -168,7 +168,7 @@ def test_no_other_attempt_to_send_it_comes_then():
     for position, is_late in ((30, False), (5, True)):
         said = kept("", position=position)._replace(recalls="id-k")
         found = judged(*asked, waited, Shelf(9.0, recalls, (said,)), came)
-        # What arrives after the recall is news to the broker.
+        # A message that arrives after the recall is new to the broker.
         assert bool(found) is not is_late
 
 
@@ -181,7 +181,7 @@ def tried(*events, shelves=(), rest=REST):
 
 
 def failed(at, attempts=0, queue=Q, level=0, answer=DONE):
-    """Failed at and handed back, with everything at the position of its attempt."""
+    """A failed attempt that was handed back, at the position of its number."""
     number = 100 + attempts
     args = ("g", queue, 0, "k", attempts, level, answer)
     return [
@@ -205,18 +205,18 @@ ALL = [*failed(2.0), *failed(4.0, 1, RETRY), *failed(7.0, 2, RETRY)]
 COPIES = Shelf(61.0, RETRY, (again(1).kept[0], again(2, 6000).kept[0]))
 
 
-def test_what_is_consumed_at_once_or_later_passes():
+def test_a_message_consumed_at_once_or_after_a_retry_passes():
     assert not tried(given(2.0), ended(2.0))
     assert not tried(*failed(2.0), *SECOND, shelves=[again()])
 
 
-def test_what_is_neither_consumed_nor_dead_is_missed():
+def test_a_message_neither_consumed_nor_dead_is_found():
     (complaint,) = tried(*failed(2.0), shelves=[again()])
 
     assert "neither consumed nor buried k" in complaint
 
 
-def test_what_failed_as_often_as_it_may_is_dead():
+def test_a_message_that_used_up_its_attempts_may_be_dead():
     assert not tried(*ALL, shelves=[COPIES, dead()])
 
 
@@ -225,23 +225,23 @@ def test_a_gap_in_the_attempts_is_found():
     assert tried(given(2.0), given(2.5, 1), ended(3.0), ended(3.0, 1))
 
 
-def test_whoever_takes_too_long_has_failed():
+def test_a_handler_that_exceeds_its_time_counts_as_failed():
     slow = [given(2.0), Returning(7.5, 1, "g", Q, 0, "k", 3)]
     slow.append(Returned(7.6, 1, "g", Q, 0, "k", 0, 3, DONE))
 
     assert not tried(*slow, given(9.0, 1, RETRY, 1), ended(9.0, 1, RETRY), shelves=[again(1, 9000)])
 
 
-def test_one_attempt_too_many_is_found():
+def test_an_attempt_beyond_the_maximum_is_found():
     more = [given(9.0, 3), ended(9.0, 3)]
 
     assert tried(*ALL, *more, shelves=[COPIES, dead()])
-    # Unless nobody heard that it is dead already.
+    # Unless nobody was told that it is dead already.
     unheard = [*ALL[:-1], Returned(7.1, 102, "g", RETRY, 0, "k", 2, 0, MAYBE)]
     assert not tried(*unheard, *more, shelves=[COPIES, dead()])
 
 
-def test_what_was_handed_back_lies_there_once():
+def test_a_returned_message_must_be_stored_for_retry_exactly_once():
     twice = Shelf(61.0, RETRY, (again().kept[0], kept(position=2, attempts=1)))
 
     assert tried(*failed(2.0), given(2.5), ended(2.6))
@@ -258,30 +258,30 @@ def test_a_retry_that_comes_too_soon_is_found():
     assert tried(*failed(2.0), *early, shelves=[again()])
 
 
-def test_a_retry_waits_for_the_level_that_was_asked_for():
+def test_a_retry_before_its_requested_delay_level_is_found():
     assert tried(*failed(2.0, level=4), *SECOND, shelves=[again(stored_ms=3500)])
     assert not tried(*failed(2.0, level=4), *SECOND, shelves=[again(stored_ms=4000)])
 
 
-def test_a_death_too_soon_is_found_unless_it_was_asked_for():
+def test_a_dead_letter_before_the_last_attempt_is_found_unless_requested():
     assert len(tried(*failed(2.0), shelves=[dead(1)])) == 2
     assert not tried(*failed(2.0, level=-1), shelves=[dead(1)])
 
 
-def test_what_may_come_no_more_and_does_is_found():
+def test_a_delivery_after_the_dead_letter_is_found():
     third = Shelf(61.0, RETRY, (*COPIES.kept, again(3, 9000).kept[0]))
 
     assert tried(*ALL, given(9.0), ended(9.0), shelves=[third])
 
 
 @pytest.mark.parametrize("marks", [("", "T", "id-k"), ("why", "", "id-k"), ("why", "T", "id-j")])
-def test_a_dead_letter_says_why_and_where_from(marks):
+def test_a_dead_letter_without_its_reason_or_origin_is_found(marks):
     (complaint,) = tried(*ALL, shelves=[COPIES, dead(marks=marks)])
 
     assert "k lies in %DLQ%g/a/0" in complaint
 
 
-def test_it_comes_to_an_end_and_soon():
+def test_a_run_without_an_end_or_with_a_late_one_is_found():
     assert tried(given(2.0), ended(2.0), rest=[Calm(1.0)])
     assert tried(given(2.0), ended(2.0), rest=[Calm(1.0), Ended(500.0)])
 
@@ -289,7 +289,7 @@ def test_it_comes_to_an_end_and_soon():
 # Forward
 
 
-def test_a_queue_goes_forward_except_for_what_comes_again():
+def test_a_new_message_before_an_older_one_is_found_and_retries_pass():
     first = [given(n, offset=n, key=f"k{n}") for n in range(4)]
 
     assert not forward.broken([*first, given(5.0, offset=1), given(6.0, offset=4)])

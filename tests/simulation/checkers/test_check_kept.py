@@ -1,4 +1,4 @@
-"""The checker of I3 for transactions lets a good history pass and finds whatever was not kept."""
+"""The checker of I3 for transactions passes a good history and finds every broken promise."""
 
 import pytest
 
@@ -44,17 +44,17 @@ def test_an_open_transaction_that_is_gone_is_found():
     ]
 
 
-def test_one_that_somebody_may_have_decided_need_not_be_open():
+def test_a_transaction_with_an_unanswered_decision_need_not_be_open():
     assert broken([*A, said(4, "a", "rollback"), looked(5, halves=("a",))]) == []
 
 
-def test_who_says_unknown_decides_nothing():
+def test_an_answer_unknown_does_not_decide_a_transaction():
     history = [*A, *answered(4, "a", "unknown"), looked(5, halves=("a",))]
 
     assert len(broken(history)) == 1
 
 
-def test_what_was_taken_after_the_look_began_need_not_be_in_it():
+def test_a_transaction_accepted_after_the_audit_began_need_not_be_in_it():
     assert broken([*A, looked(5, began=1)]) == []
 
 
@@ -80,12 +80,12 @@ def test_a_transaction_listed_without_its_half_message_is_found():
     assert "ghost is listed, and its half message is not there" in broken([look])[0]
 
 
-def test_two_places_for_one_half_message_are_found():
+def test_a_half_message_acknowledged_at_two_places_is_found():
     assert "taken twice" in broken([*A, *taken(4, "a", 1)])[0]
 
 
 @pytest.mark.parametrize("code", [0, 201])
-def test_a_decision_that_was_told_and_is_not_kept_is_found(code):
+def test_an_acknowledged_decision_that_is_not_kept_is_found(code):
     word = "rollback" if code == 0 else "commit"
     history = [*A, *answered(4, "a", word, code=code), looked(5, halves=("a",), prepared=("a",))]
 
@@ -95,7 +95,7 @@ def test_a_decision_that_was_told_and_is_not_kept_is_found(code):
     assert "a is kept as None, told as rollback" in unknown
 
 
-def test_a_decision_that_is_kept_as_another_is_found():
+def test_an_acknowledged_decision_kept_as_its_opposite_is_found():
     history = [*A, *answered(4, "a", "commit")]
 
     (complaint,) = broken([*history, looked(5, halves=("a",), markers=[(0, "ROLLED_BACK")])])
@@ -103,7 +103,7 @@ def test_a_decision_that_is_kept_as_another_is_found():
     assert "a is kept as rollback, told as commit" in complaint
 
 
-def test_a_told_commit_must_be_visible_and_a_told_rollback_must_not():
+def test_an_invisible_commit_and_a_visible_rollback_are_found():
     commit = [*A, *answered(4, "a", "commit"), audit(5)]
     rollback = [*A, *answered(4, "a", "rollback"), audit(5, of_half("a", 0))]
 
@@ -111,7 +111,7 @@ def test_a_told_commit_must_be_visible_and_a_told_rollback_must_not():
     assert "a is visible, told as rollback" in broken(rollback)[0]
 
 
-def test_an_answer_after_an_audit_began_does_not_count_in_it():
+def test_an_answer_after_the_audit_began_does_not_count_in_it():
     assert broken([*A, *answered(4, "a", "commit"), audit(5, began=3)]) == []
 
 
@@ -123,17 +123,20 @@ def test_decisions_that_change_or_vanish_are_found():
         assert broken(history) == ["at 7.000000 broker-a has other decisions than before"]
 
 
-def test_an_audit_that_began_before_another_one_ended_may_have_looked_before_it():
+def test_overlapping_audits_may_see_decisions_in_either_order():
     more = looked(6, halves=("a",), markers=[(0, "PARKED"), (0, "COMMITTED")], parked=())
     told = [*A, said(4, "a", "commit"), more]
     for markers, complaints in (([(0, "PARKED")], 0), ([(0, "ROLLED_BACK")], 1)):
         late = looked(7, halves=("a",), markers=markers, parked=("a",), began=5)
         assert (
-            len([each for each in broken([*told, late]) if "other decisions" in each]) == complaints
+            len(
+                [complaint for complaint in broken([*told, late]) if "other decisions" in complaint]
+            )
+            == complaints
         )
 
 
-def test_parked_and_not_parked_again_is_found():
+def test_a_transaction_that_is_no_longer_parked_is_found():
     marked = {"halves": ("a",), "markers": [(0, "PARKED")]}
     history = [*A, looked(5, **marked, parked=("a",)), looked(6, **marked, prepared=("a",))]
 
@@ -141,7 +144,7 @@ def test_parked_and_not_parked_again_is_found():
 
 
 @pytest.mark.parametrize("copies", [(), ("a", "a")])
-def test_parked_without_exactly_one_copy_is_found(copies):
+def test_a_parked_transaction_without_exactly_one_copy_is_found(copies):
     (complaint,) = broken([*A, looked(5, halves=("a",), parked=("a",), copies=copies)])
 
     assert complaint.endswith(f"a is parked, with {len(copies)} copies")
@@ -156,9 +159,9 @@ def test_parked_without_exactly_one_copy_is_found(copies):
         (asked(4, "a", 1), "at another place"),
     ],
 )
-def test_a_producer_that_is_asked_something_wrong_is_found(wrong, complaint):
+def test_a_check_with_a_wrong_message_or_group_is_found(wrong, complaint):
     assert complaint in broken([*A, wrong])[0]
 
 
-def test_what_was_never_acknowledged_may_be_asked_about():
+def test_an_unacknowledged_half_message_may_be_checked():
     assert broken([half(1, "a"), asked(4, "a", 7)]) == []

@@ -60,11 +60,11 @@ def test_a_deposed_leader_that_shows_a_decided_transaction_as_open_is_found():
     ]
 
 
-def test_an_open_transaction_may_be_shown_by_who_was_asked_before_the_decision():
+def test_an_answer_to_a_question_before_the_decision_may_show_it_open():
     assert broken([*A, *COMMITTED_AT_4, shown(3.5, 5, "prepared", "the old leader")]) == []
 
 
-def test_a_decision_without_an_answer_holds_from_when_it_is_first_seen():
+def test_an_unanswered_decision_holds_once_it_was_seen():
     history = [*A, said(3, "a", "commit"), pulled(4, 0, of_half("a", 0))]
 
     assert broken([*history, shown(5, 6, "committed")]) == []
@@ -72,7 +72,7 @@ def test_a_decision_without_an_answer_holds_from_when_it_is_first_seen():
     assert len(broken([*history, looked(6, halves=("a",), prepared=("a",), began=5)])) == 1
 
 
-def test_an_operator_who_hears_of_a_decision_that_is_lost_later_is_found():
+def test_a_decision_told_to_an_operator_and_lost_later_is_found():
     unheard = [*A, said(3, "a", "commit")]
 
     history = [*unheard, *answered(4, "a", "rollback", who="operator", code=22)]
@@ -81,11 +81,11 @@ def test_an_operator_who_hears_of_a_decision_that_is_lost_later_is_found():
     assert len(broken([*history, shown(5, 6, "prepared")])) == 1
 
 
-def test_an_acknowledged_message_that_the_end_of_its_queue_lacks_is_found():
+def test_a_queue_end_before_an_acknowledged_message_is_found():
     assert len(broken([*sent(1, "s", 0), end_shown(2, 3, 0)])) == 1
 
 
-def test_a_commit_appends_between_its_beginning_and_its_answer():
+def test_a_commit_that_appends_before_it_began_is_found():
     early = [*A, *sent(2.5, "s", 1), *COMMITTED_AT_4, audit(5, of_half("a", 0), copy("s", 1))]
 
     assert len(broken(early)) == 1
@@ -99,13 +99,13 @@ def test_a_pull_that_leaves_out_an_acknowledged_message_is_found():
     assert "offset 1 has two messages" in complaint
 
 
-def test_a_group_that_wants_some_tags_may_leave_out_messages():
+def test_a_group_with_a_tag_filter_may_skip_messages():
     history = [*sent(1, "s", 0), *sent(2, "t", 1), *sent(3, "u", 2), began(3, 0, tags="red")]
 
     assert broken([*history, pulled(4, 0, copy("s", 0), copy("u", 2))]) == []
 
 
-def test_an_attempt_without_an_answer_may_be_stored_and_a_later_one_as_well():
+def test_unanswered_and_repeated_attempts_may_both_be_stored():
     attempts = [send(1, "s"), send(3, "s", attempt=1), acknowledged(4, "s", 1, attempt=1)]
 
     assert broken([*attempts, audit(5, copy("s", 0), copy("s", 1, attempt=1))]) == []

@@ -1,4 +1,4 @@
-"""The checker of liveness lets a run that settles pass and finds what is stuck."""
+"""The checker of liveness passes a run that settles and finds what is stuck."""
 
 from tests.simulation.checkers.liveness import broken
 from tests.simulation.checkers.told import Q, acknowledged, began, copy, down, pulled, send, sent
@@ -27,7 +27,7 @@ def test_a_run_that_settles_passes():
     assert broken(run(*trouble, settled=[pulled(103, 0, copy("a", 0), copy("b", 1))])) == []
 
 
-def test_what_happens_when_the_run_is_over_does_not_count():
+def test_events_after_the_end_of_the_run_do_not_count():
     assert broken([*run(), down(200), send(201, "late")]) == []
 
 
@@ -48,7 +48,7 @@ def test_a_send_that_is_never_acknowledged_is_found():
     assert broken(run(send(1, "a"), send(2, "a", attempt=1))) == ["a was never acknowledged"]
 
 
-def test_one_way_sends_and_those_of_dead_clients_are_not_waited_for():
+def test_one_way_sends_and_sends_of_dead_clients_need_no_answer():
     trouble = (send(1, "a", answered=False), send(2, "b", client="dead"), ClientDown(3, "dead"))
 
     assert broken(run(*trouble)) == []
@@ -60,7 +60,7 @@ def test_a_queue_that_takes_nothing_after_the_calm_is_found():
     assert broken(history) == ["Topic/broker-a/0 takes no messages"]
 
 
-def test_a_group_that_does_not_come_to_the_end_is_found():
+def test_a_group_that_does_not_reach_the_end_of_its_queue_is_found():
     (complaint,) = broken(run(began(1, 0), pulled(2, 0, copy("a", 0))))
 
     assert complaint == "group stays at 1 in Topic/broker-a/0, which ends at 2"

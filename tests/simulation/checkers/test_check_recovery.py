@@ -1,4 +1,4 @@
-"""The checker of recovery lets equal outcomes pass and finds what differs."""
+"""The checker of recovery passes equal outcomes and finds differences."""
 
 from dataclasses import replace
 
@@ -17,13 +17,13 @@ def test_equal_outcomes_pass():
     assert broken(recovered(again=CALM, interrupted=ONCE)) == []
 
 
-def test_a_second_recovery_that_cuts_again_is_found():
+def test_a_second_recovery_that_cuts_the_log_again_is_found():
     assert broken(recovered(**{AGAIN: ONCE})) == [
         "broker-a at 1.000000, recovered again: 12 bytes were cut again"
     ]
 
 
-def test_a_log_that_differs_is_found():
+def test_a_log_that_differs_after_a_second_recovery_is_found():
     other = replace(CALM, log={"0.log": (100, 7), "1.log": (40, 6)})
 
     (complaint,) = broken(recovered(again=other))
@@ -31,7 +31,7 @@ def test_a_log_that_differs_is_found():
     assert complaint.endswith("file 1.log is (40, 6), was (50, 8) at first")
 
 
-def test_a_file_that_is_gone_or_new_is_found():
+def test_a_missing_or_new_log_file_is_found():
     other = replace(CALM, log={"0.log": (100, 7), "2.log": (1, 1)})
 
     assert len(broken(recovered(again=other))) == 2

@@ -1,4 +1,4 @@
-"""The checker of I5 lets a run pass that settles and finds what stays open, or went by itself."""
+"""The checker of I5 passes a run that settles, and finds open or vanished transactions."""
 
 from tests.simulation.checkers.told import answered, half, looked, said, taken
 from tests.simulation.checkers.undecided import broken
@@ -34,7 +34,7 @@ def test_a_run_without_an_end_is_found():
     assert broken(run(last=DONE)[:-2]) == ["the run did not come to its end"]
 
 
-def test_a_broker_at_which_nobody_looked_is_found():
+def test_a_broker_without_a_look_at_its_transactions_is_found():
     history = [half(1, "a"), Calm(100), Patience(101, 60), Ended(200)]
 
     assert broken(history) == ["nobody looked at the transactions of broker-a"]
@@ -51,19 +51,19 @@ def test_a_transaction_that_stays_open_is_found():
     ]
 
 
-def test_settling_that_takes_too_long_is_found():
+def test_transactions_that_take_too_long_to_settle_are_found():
     found = broken(run(said(5, "a", "commit"), last=DONE, settled_at=170))
 
     assert found == ["broker-a took 70.0 s to settle its transactions"]
 
 
-def test_a_transaction_that_is_gone_is_found():
+def test_an_undecided_transaction_that_vanished_is_found():
     gone = {**DONE, "parked": ()}
 
     assert broken(run(said(5, "a", "commit"), last=gone)) == ["b is gone and was never decided"]
 
 
-def test_a_list_of_the_parked_that_leaves_one_out_is_found():
+def test_a_parked_transaction_missing_from_the_list_is_found():
     short = {**DONE, "listed_parked": ()}
 
     (complaint,) = broken(run(said(5, "a", "commit"), last=short))
@@ -71,7 +71,7 @@ def test_a_list_of_the_parked_that_leaves_one_out_is_found():
     assert complaint == "the list of the parked of broker-a is wrong about ['b']"
 
 
-def test_a_list_of_the_parked_that_has_one_twice_is_found():
+def test_a_parked_transaction_listed_twice_is_found():
     twice = {**DONE, "listed_parked": ("b", "b")}
 
     assert len(broken(run(said(5, "a", "commit"), last=twice))) == 1

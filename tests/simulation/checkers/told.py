@@ -171,9 +171,9 @@ def looked(
     """
     shown = tuple(of_half(xid, offset) for offset, xid in enumerate(halves))
     standing = {
-        each.key: Standing(each.offset, each.position, each.key in parked)
-        for each in shown
-        if each.key in prepared or each.key in parked
+        message.key: Standing(message.offset, message.position, message.key in parked)
+        for message in shown
+        if message.key in prepared or message.key in parked
     }
     return OpenAudited(
         at,

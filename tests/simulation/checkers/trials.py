@@ -26,7 +26,7 @@ __all__ = ["Place", "Trial", "Trials"]
 
 
 class Place(NamedTuple):
-    """Copies of one message that a group failed with so many times before."""
+    """The copies of one message after a given number of failures of a group."""
 
     group: str
     broker: str
@@ -48,8 +48,8 @@ class Trial:
     asked_for_death: bool = False
 
     def failed_at(self, attempt: int) -> bool:
-        """Whether this attempt, or a later one, came to no good end."""
-        return any(each >= attempt for each in self.failed)
+        """Whether this attempt or a later one failed."""
+        return any(number >= attempt for number in self.failed)
 
 
 class Trials:
@@ -95,10 +95,10 @@ class Trials:
     def handed_back(self) -> dict[Place, list[Returning]]:
         """What was handed back, by the place where it must be then; and all that is in such."""
         places: dict[Place, list[Returning]] = {place: [] for place in (*self.again, *self.dead)}
-        for each in self._handed:
-            stored = self._stored[each.queue.broker, each.position]
-            place = Place(each.group, each.queue.broker, stored.key, stored.attempts + 1)
-            places.setdefault(place, []).append(each)
+        for returning in self._handed:
+            stored = self._stored[returning.queue.broker, returning.position]
+            place = Place(returning.group, returning.queue.broker, stored.key, stored.attempts + 1)
+            places.setdefault(place, []).append(returning)
         return places
 
     # Reading
@@ -152,7 +152,7 @@ class Trials:
         self._first.setdefault((event.group, event.queue, event.offset), event)
 
     def _look_for_slow(self, trial: Trial, event: Handling) -> None:
-        """Who takes too long has failed."""
+        """A handler that takes too long has failed."""
         if not self.groups[event.group].is_orderly:
             since = event.at - self.timeout_s
             trial.failed |= {number for number, begun in trial.begun.items() if begun <= since}

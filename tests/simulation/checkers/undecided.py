@@ -49,7 +49,7 @@ class _Book:
                 self.words.setdefault(event.xid, set()).add(event.word.says)
             case OpenAudited():
                 self.last[event.broker] = event
-                is_settled = all(each.is_parked for each in event.listed.values())
+                is_settled = all(standing.is_parked for standing in event.listed.values())
                 if self.calm_at is not None and is_settled and not self.is_over:
                     self.settled_at.setdefault(event.broker, event.at)
             case _:
@@ -81,7 +81,7 @@ class _Book:
         if parked != set(event.parked) or len(event.parked) != len(parked):
             wrong = sorted(parked ^ set(event.parked))
             complaints.append(f"the list of the parked of {event.broker} is wrong about {wrong}")
-        decided = {each.half_offset for each in event.markers if each.kind in KINDS}
+        decided = {marker.half_offset for marker in event.markers if marker.kind in KINDS}
         complaints += [
             f"{xid} is gone and was never decided"
             for xid, taken in self.taken.items()

@@ -1,4 +1,4 @@
-"""A damaged copy is mended, or out of the in-sync set, soon after the damage.
+"""A damaged copy is repaired, or out of the in-sync set, soon after the damage.
 
 Unless something else went wrong in that time. That all damage is mended in the end, the checker of
 identical logs says.

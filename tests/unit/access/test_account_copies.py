@@ -43,32 +43,34 @@ def kept(file):
     return [path.read_text() for path in file.parent.iterdir() if ".before-" in path.name]
 
 
-def test_a_follower_without_a_file_gets_one_that_only_it_can_read(copy, file):
+def test_a_follower_without_a_file_gets_one_readable_only_by_its_owner(copy, file):
     assert take(copy, {"": FIRST}, "")
     assert file.read_text() == FIRST
     assert file.stat().st_mode & 0o777 == 0o600
 
 
-def test_changes_of_the_leader_leave_no_copies(copy, file, caplog):
+def test_changes_from_the_leader_leave_no_backup_files(copy, file, caplog):
     before = take(copy, {"": FIRST}, "")
     after = take(copy, {"": SECOND}, before)
     assert (file.read_text(), kept(file), before == after) == (SECOND, [], False)
-    assert not [one for one in caplog.records if one.levelno >= logging.WARNING]
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_what_was_edited_here_is_kept_and_a_line_says_so(copy, file, caplog, is_first):
+def test_a_local_edit_is_kept_as_a_backup_and_logged(copy, file, caplog, is_first):
     before = "" if is_first else take(copy, {"": FIRST}, "")
     write(file, EDITED)
     take(copy, {"": SECOND}, before)
     assert (file.read_text(), kept(file)) == (SECOND, [EDITED])
-    (line,) = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+    (line,) = [
+        record.getMessage() for record in caplog.records if record.levelno == logging.WARNING
+    ]
     assert "had other accounts than the leader" in line
     assert ".before-" in line
     assert "secret" not in line
 
 
-def test_an_edit_is_undone_after_a_while(copy, file):
+def test_a_local_edit_is_undone_after_a_while(copy, file):
     take(copy, {"": FIRST}, "")
     write(file, EDITED)
     for _ in range(4):
@@ -83,23 +85,23 @@ def test_an_edit_is_undone_after_a_while(copy, file):
     assert file.read_text() == FIRST
 
 
-def test_a_follower_never_loses_its_accounts_to_a_leader_without(copy, file, caplog):
+def test_a_follower_keeps_its_accounts_if_the_leader_has_none(copy, file, caplog):
     write(file, EDITED)
     assert take(copy, {}, "") == take(copy, {}, "") == ""
     restore(copy)
     assert file.read_text() == EDITED
-    (line,) = [one.getMessage() for one in caplog.records]
+    (line,) = [record.getMessage() for record in caplog.records]
     assert line == f"the leader has no accounts; this member keeps its own in {file}"
 
 
-def test_a_follower_without_accounts_refuses_a_leader_that_has_them():
+def test_a_follower_started_without_accounts_refuses_those_of_the_leader():
     copy = AccountsCopy("", SystemClock())
     assert take(copy, {}, "") == ""
     with pytest.raises(ConfigError, match="the leader has accounts.*start it with --acl FILE"):
         take(copy, {"": FIRST}, "")
 
 
-def test_a_directory_has_the_files_of_the_leaders_directory(tmp_path):
+def test_a_directory_of_accounts_follows_the_files_of_the_leader(tmp_path):
     folder = tmp_path / "acl"
     copy = AccountsCopy(str(folder), SystemClock())
     before = take(copy, {"a.yml": FIRST, "more/b.yml": "accounts: []\n"}, "")
@@ -118,7 +120,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_cannot_be_taken_changes_nothing(tmp_path, kind):
+def test_invalid_accounts_of_the_leader_change_nothing(tmp_path, kind):
     texts, reason = REFUSED[kind]
     copy = AccountsCopy(str(tmp_path), SystemClock())
     with pytest.raises(ConfigError, match=reason):
@@ -126,7 +128,7 @@ def test_what_cannot_be_taken_changes_nothing(tmp_path, kind):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_cannot_be_written_is_named(tmp_path):
+def test_accounts_that_cannot_be_written_are_an_error(tmp_path):
     (tmp_path / "acl").write_text("")
     copy = AccountsCopy(str(tmp_path / "acl" / "plain_acl.yml"), SystemClock())
     with pytest.raises(ConfigError, match="the leader's accounts cannot be written to"):

@@ -29,14 +29,14 @@ PUB, SUB = Permission.PUB, Permission.SUB
         ("fe80::/64", ["fe80::1", "fe80::1%eth0"], ["fe80:0:0:1::1"]),
     ],
 )
-def test_a_pattern_covers_its_addresses(text, inside, outside):
+def test_an_address_pattern_matches_exactly_its_addresses(text, inside, outside):
     pattern = AddressPattern.parse(text)
     assert [host for host in (*inside, *outside) if pattern.matches(host)] == inside
     assert not pattern.matches("a-simulated-host")
 
 
 @given(st.ip_addresses())
-def test_an_address_is_a_pattern_of_itself(address):
+def test_every_single_address_is_a_pattern_that_matches_itself(address):
     text = str(address)
     assert AddressPattern.parse(text).matches(text)
     assert AddressPattern.parse(address.exploded).matches(text)
@@ -45,7 +45,7 @@ def test_an_address_is_a_pattern_of_itself(address):
 @pytest.mark.parametrize(
     "text", ["10.0.0", "10.0.0.256", "10.0.0.9-5", "host", "10.{1,2}.0.1", "10.0.0.{1", "1.2.3.4/9"]
 )
-def test_other_texts_are_refused_with_the_forms(text):
+def test_an_invalid_address_pattern_is_refused_with_examples(text):
     with pytest.raises(ConfigError, match=r"10\.0\.0\."):
         AddressPattern.parse(text)
 
@@ -54,7 +54,7 @@ def account(**settings):
     return Account(AccountSettings("some-key", "some-secret", **settings))
 
 
-def test_permissions_of_a_name_come_before_the_defaults():
+def test_permissions_for_a_name_override_the_defaults():
     shop = account(default_topic_perm="SUB", topic_perms=["Orders=PUB|SUB", "Wages = DENY"])
     assert shop.may_use_topic("Orders", PUB)
     assert shop.may_use_topic("Other", SUB)
@@ -63,7 +63,7 @@ def test_permissions_of_a_name_come_before_the_defaults():
     assert not shop.may_use_group("any")
 
 
-def test_an_administrator_with_permissions_of_its_own_has_only_these():
+def test_an_administrator_with_explicit_permissions_has_only_these():
     assert account(admin=True).may_use_topic("Orders", PUB)
     limited = account(admin=True, topic_perms=["Orders=SUB"])
     assert limited.is_admin
@@ -79,7 +79,7 @@ def test_an_administrator_with_permissions_of_its_own_has_only_these():
         ({"whiteRemoteAddress": "10.0"}, "'10.0' is not an address pattern"),
     ],
 )
-def test_a_wrong_value_is_named_with_its_account(change, message):
+def test_an_invalid_value_is_reported_with_its_account(change, message):
     values = {"accounts": [{"accessKey": "some-key", "secretKey": "some-secret", **change}]}
     with pytest.raises(ConfigError) as refused:
         AccessRules.of({"a.yml": msgspec.convert(values, AclFile)})
@@ -94,6 +94,6 @@ def test_one_access_key_in_two_files_is_refused():
         AccessRules.of({"a.yml": file, "b.yml": file})
 
 
-def test_no_text_of_an_account_shows_its_secret():
+def test_the_repr_of_an_account_does_not_show_its_secret():
     settings = AccountSettings("some-key", "some-secret")
     assert "some-secret" not in f"{settings!r} {Account(settings)!r} {AclFile(accounts=[settings])}"

@@ -57,7 +57,7 @@ def test_a_new_account_leaves_all_other_lines_as_they_are():
     )
 
 
-def test_a_changed_account_and_a_removed_one_take_only_their_own_lines():
+def test_changing_or_removing_an_account_touches_only_its_own_lines():
     shop = {"accessKey": "the-shop", "secretKey": "another-secret"}
     lines = "- accessKey: the-shop   # web\n  secretKey: the-shop-secret\n"
     lines += "  topicPerms:\n  - Orders=PUB\n"
@@ -85,7 +85,7 @@ STYLES = st.sampled_from(
 
 
 @given(ACCOUNTS, NAMES, STYLES)
-def test_any_change_gives_what_it_says(names, key, style):
+def test_any_change_in_any_yaml_style_has_exactly_the_intended_effect(names, key, style):
     def account(name, secret="some-secret"):
         return {"accessKey": name, "secretKey": secret, "topicPerms": ["T=PUB"]}
 
@@ -94,10 +94,10 @@ def test_any_change_gives_what_it_says(names, key, style):
     wanted = [account(name) for name in names if name != key]
     at = names.index(key) if key in names else len(names)
     wanted.insert(at, account(key, "a-new-secret"))
-    found = put_account(text, account(key, "a-new-secret"))
-    assert yaml.safe_load(found) == {**values, "accounts": wanted}
+    changed = put_account(text, account(key, "a-new-secret"))
+    assert yaml.safe_load(changed) == {**values, "accounts": wanted}
     del wanted[at]
-    assert yaml.safe_load(remove_account(found, key)) == {**values, "accounts": wanted}
+    assert yaml.safe_load(remove_account(changed, key)) == {**values, "accounts": wanted}
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def editor(files):
     return AclEditor(files, SetClock())
 
 
-def test_a_change_is_in_force_once_it_is_read_and_counted(editor, files, file):
+def test_a_change_takes_effect_at_the_next_refresh_and_is_counted(editor, files, file):
     editor.put_account({"accessKey": "the-shop", "topicPerms": ["Orders=SUB"]})
     files.refresh()
     shop = files.rules.accounts["the-shop"].settings
@@ -147,7 +147,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("why", REFUSED)
-def test_a_refused_change_leaves_the_file_and_the_rules(editor, files, file, why):
+def test_a_refused_change_leaves_the_file_and_the_rules_unchanged(editor, files, file, why):
     rules = files.rules
     with pytest.raises(ConfigError) as refused:
         REFUSED[why](editor)
@@ -157,7 +157,7 @@ def test_a_refused_change_leaves_the_file_and_the_rules(editor, files, file, why
     assert files.rules is rules
 
 
-def test_a_disk_that_refuses_leaves_the_file(editor, file, monkeypatch):
+def test_a_failed_write_leaves_the_file_unchanged(editor, file, monkeypatch):
     def refuse(*_):
         raise OSError(28, "No space left on device")
 
@@ -168,30 +168,30 @@ def test_a_disk_that_refuses_leaves_the_file(editor, file, monkeypatch):
     assert [path.name for path in file.parent.iterdir()] == [file.name]
 
 
-def test_a_file_that_somebody_broke_is_not_overwritten(editor, file):
+def test_a_file_with_invalid_yaml_is_not_overwritten(editor, file):
     file.write_text(TEXT + "accounts: [")
     with pytest.raises(ConfigError, match="is not YAML"):
         editor.put_account(BILL)
     assert file.read_text().endswith("accounts: [")
 
 
-def test_brokers_that_share_a_file_take_each_other_s_changes(editor, file):
-    others = AclFiles(file)
-    other = AclEditor(others, SetClock())
+def test_brokers_that_share_a_file_accept_the_same_change_twice(editor, file):
+    other_files = AclFiles(file)
+    other_editor = AclEditor(other_files, SetClock())
     for change in (
         lambda edit: edit.put_account(BILL),
         lambda edit: edit.remove_account("the-shop"),
     ):
         # A tool asks each broker of the cluster.
         change(editor)
-        change(other)
-        others.refresh()
-    assert set(others.rules.accounts) == {"operator", "the-bill"}
+        change(other_editor)
+        other_files.refresh()
+    assert set(other_files.rules.accounts) == {"operator", "the-bill"}
     with pytest.raises(ConfigError, match="no account has the accessKey"):
-        other.remove_account("the-shop")
+        other_editor.remove_account("the-shop")
 
 
-def test_a_linked_file_stays_a_link(tmp_path, file):
+def test_a_symbolic_link_to_the_file_is_kept(tmp_path, file):
     link = tmp_path / "link.yml"
     link.symlink_to(file)
     AclEditor(AclFiles(link), SetClock()).put_account(BILL)

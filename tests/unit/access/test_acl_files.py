@@ -1,4 +1,4 @@
-"""Files of accounts that are read again: no text in them ends that."""
+"""Files of accounts that are read again: no content of a file stops that."""
 
 import asyncio
 import contextlib
@@ -46,7 +46,7 @@ def loader(request, monkeypatch):
 
 @pytest.mark.usefixtures("loader")
 @pytest.mark.parametrize("kind", DAMAGED)
-def test_a_damaged_file_is_refused_at_the_start_by_its_line(file, kind):
+def test_a_damaged_file_refuses_the_start_and_names_the_line(file, kind):
     file.write_text(f"accounts:\n{SHOP}{DAMAGED[kind]}")
     with pytest.raises(ConfigError) as refused:
         AclFiles(file)
@@ -103,9 +103,7 @@ def test_requests_are_served_while_accounts_are_read(file, monkeypatch):
     run(scenario)
 
 
-def test_a_folder_that_cannot_be_listed_for_a_while_does_not_end_the_watch(
-    file, monkeypatch, caplog
-):
+def test_a_folder_that_is_unreadable_for_a_while_does_not_end_the_watch(file, monkeypatch, caplog):
     files = AclFiles(file)
     file.write_text(f"accounts:\n{SHOP}")
 
@@ -124,7 +122,7 @@ def test_a_folder_that_cannot_be_listed_for_a_while_does_not_end_the_watch(
     assert set(files.rules.accounts) == {"the-shop"}
 
 
-def test_a_file_that_could_not_be_read_is_tried_again_though_it_is_the_same(file, monkeypatch):
+def test_an_unreadable_file_is_read_again_even_if_unchanged(file, monkeypatch):
     files = AclFiles(file)
     file.write_text(f"accounts:\n{SHOP}")
 

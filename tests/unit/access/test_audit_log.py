@@ -1,4 +1,4 @@
-"""The record of operators goes on in a next file, and everybody waits while that begins."""
+"""The audit continues in a next file, and all clients wait while that begins."""
 
 import tracemalloc
 from types import SimpleNamespace
@@ -31,7 +31,7 @@ def requests(count):
     return [commands.decode(frame)] * count
 
 
-def test_a_full_file_is_not_read_again_before_the_next_one(tmp_path, monkeypatch):
+def test_beginning_the_next_file_does_not_read_the_full_one(tmp_path, monkeypatch):
     """16 MiB took half a second."""
     monkeypatch.setattr(audit, "FILE_BYTES_MAX", 500)
     disk = CountingDisk(tmp_path)
@@ -76,7 +76,7 @@ def test_a_start_after_a_full_file_begins_the_next_one(tmp_path, monkeypatch):
     assert len(list(read_audit(disk, pytest.fail))) == 12
 
 
-def test_a_start_after_a_torn_line_begins_a_line(tmp_path):
+def test_a_start_after_a_torn_line_begins_a_new_line(tmp_path):
     disk, warnings = LocalDisk(tmp_path), []
     for _ in range(2):
         log = AuditLog(disk, SetClock())
@@ -92,7 +92,7 @@ def test_a_start_after_a_torn_line_begins_a_line(tmp_path):
     assert "line 3, 5 is torn" in warning
 
 
-def test_an_invalid_field_hides_no_request(tmp_path):
+def test_a_request_with_an_invalid_field_is_still_recorded(tmp_path):
     """Handlers do not look at fields that they do not know."""
     disk = LocalDisk(tmp_path)
     log = AuditLog(disk, SetClock())

@@ -45,13 +45,13 @@ def read(disk, most=10_000, **wanted):
     return [entry.at_ms for entry in found], asked
 
 
-def test_every_entry_comes_once_and_the_newest_first(disk):
+def test_every_entry_is_listed_once_and_newest_first(disk):
     for count in (1, 7, 100):
         found, _ = read(disk, count=count)
         assert found == list(range(COUNT, -1, -1)), count
 
 
-def test_a_request_reads_little_and_the_next_one_goes_on(disk):
+def test_a_request_reads_a_limited_part_and_the_next_one_continues(disk):
     found, asked = read(disk, person="nobody like this")
     assert found == []
     assert asked > 5
@@ -69,7 +69,7 @@ def test_a_request_reads_little_and_the_next_one_goes_on(disk):
         ({"person": "p:2"}, [60]),
     ],
 )
-def test_only_what_is_wanted_comes(disk, wanted, expected):
+def test_only_entries_that_match_the_filters_are_listed(disk, wanted, expected):
     assert read(disk, **wanted)[0] == expected
 
 
@@ -90,10 +90,10 @@ def test_a_torn_line_and_a_deleted_file_hide_no_other_entry(disk):
 
 
 @pytest.mark.parametrize("before", ["x", "1", "1:-1", "1:2:3", "9" * 40 + ":1"])
-def test_a_place_that_no_answer_named_is_refused(disk, before):
+def test_a_forged_page_position_is_refused(disk, before):
     with pytest.raises(InvalidParameter, match="place of an answer"):
         audit_page(disk, ListAudit(before=before))
 
 
-def test_no_entry_is_no_page():
+def test_without_entries_the_page_is_empty():
     assert msgspec.structs.astuple(audit_page(MemoryDisk(), ListAudit())) == ([], "")

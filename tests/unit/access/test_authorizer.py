@@ -1,4 +1,4 @@
-"""What each request needs: a table of its own beside the product's."""
+"""The permissions that each request needs: a separate table, compared with the product's."""
 
 from types import SimpleNamespace
 
@@ -126,15 +126,15 @@ def passes(sent, host="203.0.113.9", rules=RULES):
 
 
 @run_by(in_world)
-async def test_every_request_that_is_served_has_an_entry(stage, /):
+async def test_every_served_request_has_an_entry_in_the_requirements(stage, /):
     served = {*stage.broker._dispatch.handlers, *stage.broker._names.served}
     assert served == set(REQUIREMENTS), {Code(code) for code in served ^ set(REQUIREMENTS)}
 
 
 @pytest.mark.parametrize("code", sorted(REQUIREMENTS), ids=lambda code: Code(code).name)
-def test_each_request_is_for_the_accounts_of_the_table(code):
-    found = {account for account in ACCOUNTS if passes(request(code, account))}
-    assert found == ALLOWED.get(code, ADMIN)
+def test_each_request_is_allowed_to_exactly_the_accounts_of_the_table(code):
+    allowed = {account for account in ACCOUNTS if passes(request(code, account))}
+    assert allowed == ALLOWED.get(code, ADMIN)
     assert not passes(request(code))
     assert not passes(request(code, "stranger"))
     assert not passes(request(code, "operator", secret="a wrong secret"))
@@ -170,8 +170,8 @@ def test_addresses_of_the_white_lists_need_no_signature():
 def test_retry_and_dead_letter_topics_belong_to_their_group(prefix):
     fields = {"b": f"{prefix}G", "topic": f"{prefix}G"}
     for code in (Code.SEND_MESSAGE_V2, Code.GET_MAX_OFFSET):
-        found = {name for name in ACCOUNTS if passes(request(code, name, fields=fields))}
-        assert found == GROUP
+        allowed = {name for name in ACCOUNTS if passes(request(code, name, fields=fields))}
+        assert allowed == GROUP
 
 
 @pytest.mark.parametrize("topic", ["RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"])
@@ -195,8 +195,8 @@ def test_half_messages_are_for_administrators(topic):
     )
     sent = request(Code.PULL_MESSAGE, "both-sub", fields={"topic": topic, "consumerGroup": "G"})
     assert not passes(sent, rules=everything)
-    other = request(Code.PULL_MESSAGE, "both-sub", fields={"topic": "X", "consumerGroup": "Y"})
-    assert passes(other, rules=everything)
+    ordinary = request(Code.PULL_MESSAGE, "both-sub", fields={"topic": "X", "consumerGroup": "Y"})
+    assert passes(ordinary, rules=everything)
 
 
 class Audit:
@@ -207,7 +207,7 @@ class Audit:
         self.refused.append(refused)
 
 
-def test_a_stranger_fills_no_record_with_ever_new_names():
+def test_ever_new_access_keys_of_one_peer_do_not_flood_the_audit():
     audit = Audit()
     authorizer = Authorizer(SimpleNamespace(value=RULES), refusals=Refusals(audit))
     peer = Peer("203.0.113.9:4711")

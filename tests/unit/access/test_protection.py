@@ -50,7 +50,7 @@ def test_an_address_decides_which_requests_a_peer_may_use(host, expected):
     assert protection().requests_of(host) == expected
 
 
-def test_every_request_is_a_clients_or_an_operators():
+def test_client_requests_and_registrations_are_disjoint():
     assert set(REQUIREMENTS) > CLIENT_REQUESTS | REGISTRATIONS
     assert not CLIENT_REQUESTS & REGISTRATIONS
     assert Code.SEND_MESSAGE_V2 in CLIENT_REQUESTS
@@ -63,7 +63,7 @@ def answers(host, guard):
     return [peer.ask(code) for code in CODES]
 
 
-def test_loopback_has_the_dispatcher_itself():
+def test_loopback_peers_use_the_dispatcher_unrestricted():
     assert protection().over(SERVED)("127.0.0.1") is SERVED
 
 
@@ -71,25 +71,25 @@ def test_loopback_has_the_dispatcher_itself():
     ("host", "served"),
     [("10.1.0.1", [0, 16, 16]), ("10.2.0.7", [16, 0, 16]), ("192.0.2.1", [16, 16, 16])],
 )
-def test_a_refusal_names_the_setting_and_leaves_a_record(host, served):
+def test_a_refusal_names_the_setting_and_is_audited(host, served):
     audit = Audit()
-    found = answers(host, protection(audit=audit))
-    assert [each.code for each in found] == served
-    remarks = [each.remark for each in found if each.code]
+    responses = answers(host, protection(audit=audit))
+    assert [response.code for response in responses] == served
+    remarks = [response.remark for response in responses if response.code]
     assert all("--acl FILE" in remark and "nothing was changed" in remark for remark in remarks)
     if served[0]:
-        assert "security.trust" in found[0].remark
+        assert "security.trust" in responses[0].remark
     if served[1]:
-        assert "security.trust_brokers" in found[1].remark
+        assert "security.trust_brokers" in responses[1].remark
     assert [entry[:2] for entry in audit.refused] == [(host, Code.UPDATE_AND_CREATE_TOPIC)]
 
 
-def test_a_public_address_is_announced(caplog):
+def test_a_public_listen_address_is_logged(caplog):
     guard = protection(trust="10.1.0.0/16")
     guard.announce(("127.0.0.1", 10911))
     assert caplog.messages == []
     guard.announce(("0.0.0.0", 10911))
-    (said,) = caplog.messages
-    assert said == (
+    (line,) = caplog.messages
+    assert line == (
         "other machines may reach 0.0.0.0:10911; no accounts: loopback, clients of 10.1.0.0/16"
     )

@@ -1,4 +1,4 @@
-"""A stage for books: one bank's database, written by the example and looked at from aside."""
+"""A stage for books: one bank's database, written by the example and inspected from outside."""
 
 import asyncio
 import contextlib
@@ -19,13 +19,13 @@ TABLES = "journal", "transfers", "accounts", "txmq_fence", "txmq_done", "txmq_ou
 
 
 def run(work):
-    """Await something where no loop runs."""
+    """Run a coroutine where no event loop runs."""
     return asyncio.run(work)
 
 
 @functools.cache
 def _empty():
-    """Made once, and copied for each test: tables take a while."""
+    """Made once and copied for each test, since creating tables takes a while."""
     folder = tempfile.TemporaryDirectory(prefix="txmq-books-")
     create_books(f"sqlite:///{folder.name}/empty.db")
     return folder
@@ -37,7 +37,7 @@ def sqlite_in(folder, name="bank"):
 
 
 class Books:
-    """One bank's."""
+    """The books of one bank."""
 
     def __init__(self, url, accounts=(), now_ms=0):
         self.url = url
@@ -64,7 +64,7 @@ class Books:
             await made.dispose()
 
     def do(self, step, *args, **kwargs):
-        """One step in a database transaction of its own."""
+        """Run one step in its own database transaction."""
 
         async def work():
             async with self.engine() as made, AsyncSession(made) as session, session.begin():
@@ -108,7 +108,7 @@ class Books:
             }
 
     def faults(self):
-        """What is wrong with them."""
+        """What is wrong with the books."""
         found = [f"{n} has {b}" for n, b in self.balances().items() if b < 0]
         found += [
             f"{of} adds up to {a}"

@@ -1,4 +1,4 @@
-"""Accounts from the command line: only such as transfers can name, and not too rich."""
+"""Accounts from the command line: valid numbers and balances within the limit."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from examples.bank_transfer.accounts import opening
 from examples.bank_transfer.databases import Opening
 
 
-def test_an_account_is_opened_as_it_is_written():
+def test_an_account_option_sets_number_and_opening_balance():
     assert opening("ICBC-A=30,000.00", "CNY") == Opening("ICBC-A", "customer ICBC-A", 30_000_00)
     assert opening("ICBC-A=10,000,000,000,000.00", "CNY").balance == 10**15
 
@@ -23,7 +23,7 @@ def test_an_account_is_opened_as_it_is_written():
         ("ICBC-A=10,000,000,000,000.01", "an account holds at most 10,000,000,000,000.00 CNY"),
     ],
 )
-def test_an_account_that_cannot_be_is_not_opened(written, words):
+def test_an_invalid_account_option_is_refused(written, words):
     with pytest.raises(ValueError, match="account|amount") as error:
         opening(written, "CNY")
 

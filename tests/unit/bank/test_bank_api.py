@@ -1,4 +1,4 @@
-"""The API over a bank that answers what a test wants: statuses, words, and bodies of all sizes."""
+"""The API over a bank with set answers: statuses, texts, and bodies of all sizes."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ DEAD = OperationalError("SELECT secret", {}, ConnectionError("the server is gone
 
 
 class Bank:
-    """Says what it is told to."""
+    """Answers as the test says."""
 
     def __init__(self, said=None):
         self.said = said
@@ -64,7 +64,7 @@ def post(bank, body):
     return call(paying_api_of(bank), "POST", "/api/transfers", **how)
 
 
-def test_what_is_asked_for_is_what_the_bank_hears():
+def test_a_posted_transfer_reaches_the_bank_unchanged():
     bank = Bank()
 
     answer = post(bank, {**ASKED, "way": "outbox", "drill": "TAGA"})
@@ -79,7 +79,7 @@ def test_what_is_asked_for_is_what_the_bank_hears():
 @pytest.mark.parametrize(
     "state", [*(state for state in State if state is not State.CREDITED), None]
 )
-def test_a_state_has_its_status(state):
+def test_each_transfer_state_has_its_http_status(state):
     answer = post(Bank(Booked(ORDER, state, "X", "why")), ASKED)
 
     assert answer.status_code == STATUS[state]
@@ -107,14 +107,14 @@ def test_a_state_has_its_status(state):
     ],
     ids=lambda answer: type(answer).__name__ if isinstance(answer, Exception) else str(answer),
 )
-def test_a_problem_has_its_status(error, status):
+def test_each_error_has_its_http_status_and_a_plain_text(error, status):
     answer = post(Bank(error), ASKED)
 
     assert answer.status_code == status
     assert ("retry-after" in answer.headers) is (status == 503)
     words = answer.json()["problem"]
     assert words
-    # Of what went before nothing is known here: who is told "nothing" might pay a second time.
+    # An earlier attempt may be booked: a user told "nothing is booked" might pay twice.
     assert "nothing is booked" not in words
     assert ("with the same id" in words) is (status == 503)
     assert "secret" not in words
@@ -134,7 +134,7 @@ def test_a_problem_has_its_status(error, status):
     ],
     ids=range(20),
 )  # fmt: skip
-def test_a_body_that_is_no_order_reaches_no_book(body):
+def test_a_body_that_is_not_an_order_is_refused(body):
     bank = Bank()
 
     answer = post(bank, body)
@@ -165,7 +165,7 @@ def test_a_body_that_is_no_order_reaches_no_book(body):
         ({"payee": "clearing"}, "is not an account number"),
     ],
 )
-def test_an_order_that_makes_no_sense_is_refused_in_words(change, words):
+def test_an_invalid_order_is_refused_with_a_reason(change, words):
     bank = Bank()
 
     answer = post(bank, {**ASKED, **change})
@@ -179,7 +179,7 @@ PARTS = 10_000
 
 
 def drive(parts, headers=()):
-    """A request whose body comes in parts; the answer, and how many parts were taken."""
+    """Send a body in parts; return the status and the number of parts read."""
     taken, said = 0, []
 
     async def receive():
@@ -202,7 +202,7 @@ def part(body, *, more=True):
     return {"type": "http.request", "body": body, "more_body": more}
 
 
-def test_a_body_without_end_is_not_read_to_its_end():
+def test_an_oversized_body_is_refused_before_it_is_read_to_its_end():
     status, taken = drive([part(b" " * 1024)] * PARTS)
 
     assert status == 413
@@ -210,7 +210,7 @@ def test_a_body_without_end_is_not_read_to_its_end():
 
 
 @pytest.mark.parametrize("told", [b"1", b"0", b"-1", b"99999999", b"many", "١".encode()])
-def test_a_length_that_is_not_true_changes_nothing(told):
+def test_a_false_content_length_is_ignored(told):
     body = json.dumps(ASKED).encode()
     headers = [(b"content-length", told)]
 
@@ -221,20 +221,20 @@ def test_a_length_that_is_not_true_changes_nothing(told):
     assert taken < PARTS
 
 
-def test_a_body_in_small_parts_is_an_order_all_the_same():
+def test_a_body_sent_byte_by_byte_is_accepted():
     body = json.dumps(ASKED).encode()
     parts = [part(body[n : n + 1]) for n in range(len(body))]
 
     assert drive([*parts, part(b"", more=False)])[0] == 201
 
 
-def test_who_leaves_in_the_middle_has_asked_for_nothing():
+def test_a_request_cut_in_the_middle_of_its_body_is_refused():
     status, _ = drive([part(b'{"id":'), {"type": "http.disconnect"}])
 
     assert status == 400
 
 
-def test_what_the_books_say_is_shown(tmp_path):
+def test_accounts_transfers_and_health_are_read_from_the_books(tmp_path):
     books = Books(sqlite_in(tmp_path), [Opening("A-1", "Zhang San", 10_000_00)])
 
     async def look():
@@ -260,7 +260,7 @@ def test_what_the_books_say_is_shown(tmp_path):
 
 
 @pytest.mark.parametrize("path", ["accounts/A-1", "transfers/t-1", "health"])
-def test_books_that_cannot_be_read_are_said_to_be_so(path):
+def test_an_unreachable_database_is_answered_with_503(path):
     class Closed:
         async def fail(self, *about):
             raise DEAD

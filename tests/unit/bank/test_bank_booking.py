@@ -40,7 +40,7 @@ def refused(books, order, now_ms=NOON_MS):
     return error.value
 
 
-def test_a_debit_is_on_its_way(books):
+def test_a_debit_moves_the_amount_to_clearing(books):
     books.do(debit, ORDER, NOON_MS, **HALF)
 
     row = books.transfer("t-1")
@@ -67,7 +67,7 @@ def test_a_debit_is_on_its_way(books):
         (Order("t", "A-2", "B", DAY_MAX + 1), Reason.OVER_LIMIT),
     ],
 )
-def test_what_the_books_stand_against_leaves_nothing(books, order, reason):
+def test_a_refused_debit_changes_nothing(books, order, reason):
     before = books.balances()
 
     assert refused(books, order).reason is reason
@@ -77,14 +77,14 @@ def test_what_the_books_stand_against_leaves_nothing(books, order, reason):
     assert books.faults() == []
 
 
-def test_all_of_it_can_be_sent_and_nothing_after_that(books):
+def test_an_account_can_send_its_whole_balance_and_no_more(books):
     books.do(debit, Order("t", "A-1", "B", 10_000_00), NOON_MS, **HALF)
 
     assert refused(books, Order("u", "A-1", "B", 1)).reason is Reason.TOO_LITTLE_MONEY
     assert books.account("A-1").balance == 0
 
 
-def test_an_id_is_debited_once_whatever_the_account_says_meanwhile(books):
+def test_an_id_is_debited_once_even_if_the_account_was_closed_since(books):
     books.do(debit, Order("t", "A-1", "B", 10_000_00), NOON_MS, **HALF)
     books.change("A-1", is_open=False)
 
@@ -94,7 +94,7 @@ def test_an_id_is_debited_once_whatever_the_account_says_meanwhile(books):
     assert books.faults() == []
 
 
-def test_an_id_that_was_refused_is_never_debited(books):
+def test_a_refused_id_is_never_debited(books):
     books.do(refuse, ORDER, "half", "why" * 100, NOON_MS)
 
     with pytest.raises(IntegrityError):
@@ -105,7 +105,7 @@ def test_an_id_that_was_refused_is_never_debited(books):
     assert books.balances()["A-1"] == 10_000_00
 
 
-def test_a_day_has_its_limit_and_midnight_begins_another(books):
+def test_the_daily_limit_starts_over_at_midnight(books):
     midnight_ms = NOON_MS + DAY_MS // 2
     books.do(debit, Order("t-1", "A-2", "B", DAY_MAX), midnight_ms - 1, **HALF)
 
@@ -117,7 +117,7 @@ def test_a_day_has_its_limit_and_midnight_begins_another(books):
     assert refused(books, Order("t-4", "A-2", "B", 1), midnight_ms).reason is Reason.OVER_LIMIT
 
 
-def test_a_clock_that_is_behind_does_not_begin_the_day_again(books):
+def test_a_clock_set_back_before_midnight_does_not_reset_the_daily_limit(books):
     midnight_ms = NOON_MS + DAY_MS // 2
     books.do(debit, Order("t-1", "A-2", "B", DAY_MAX), midnight_ms, **HALF)
 
@@ -127,7 +127,7 @@ def test_a_clock_that_is_behind_does_not_begin_the_day_again(books):
     assert (early.reason, late.reason) == (Reason.OVER_LIMIT, Reason.OVER_LIMIT)
 
 
-def test_a_clock_that_was_far_ahead_closes_no_account(books):
+def test_a_clock_that_was_far_ahead_does_not_block_the_daily_limit(books):
     books.do(debit, Order("t-1", "A-2", "B", DAY_MAX), NOON_MS + 1_000 * DAY_MS, **HALF)
 
     books.do(debit, Order("t-2", "A-2", "B", DAY_MAX), NOON_MS, **HALF)
@@ -135,7 +135,7 @@ def test_a_clock_that_was_far_ahead_closes_no_account(books):
     assert books.account("A-2").sent_today == DAY_MAX
 
 
-def test_what_is_credited_ends_the_transfer(books):
+def test_an_advice_of_a_credit_settles_the_transfer(books):
     books.do(debit, ORDER, NOON_MS, **HALF)
 
     assert books.do(settle, Advice("t-1", Outcome.CREDITED), NOON_MS + 1) is State.SETTLED
@@ -147,7 +147,7 @@ def test_what_is_credited_ends_the_transfer(books):
 
 
 @pytest.mark.parametrize("is_open", [True, False])
-def test_what_is_returned_goes_to_the_payer_or_is_unclaimed(books, is_open):
+def test_a_returned_amount_goes_to_the_payer_or_is_unclaimed_if_closed(books, is_open):
     books.do(debit, ORDER, NOON_MS, **HALF)
     books.change("A-1", is_open=is_open)
 
@@ -162,7 +162,7 @@ def test_what_is_returned_goes_to_the_payer_or_is_unclaimed(books, is_open):
     assert books.faults() == []
 
 
-def test_what_is_returned_to_an_account_that_is_full_is_unclaimed(books):
+def test_a_returned_amount_that_overflows_the_account_is_unclaimed(books):
     books.do(debit, ORDER, NOON_MS, **HALF)
     books.change("A-1", balance=BALANCE_MAX)
 
@@ -173,14 +173,14 @@ def test_what_is_returned_to_an_account_that_is_full_is_unclaimed(books):
 
 
 @pytest.mark.parametrize("outcome", list(Outcome))
-def test_an_advice_counts_once(books, outcome):
+def test_a_second_advice_for_a_transfer_is_refused(books, outcome):
     books.do(debit, ORDER, NOON_MS, **HALF)
     state = books.do(settle, Advice("t-1", outcome), NOON_MS)
     before = books.balances()
 
-    for other in Outcome:
+    for second in Outcome:
         with pytest.raises(Refused, match="cannot become"):
-            books.do(settle, Advice("t-1", other), NOON_MS)
+            books.do(settle, Advice("t-1", second), NOON_MS)
 
     assert books.transfer("t-1").state == state
     assert books.balances() == before
@@ -188,7 +188,7 @@ def test_an_advice_counts_once(books, outcome):
 
 
 @pytest.mark.parametrize("outcome", list(Outcome))
-def test_an_advice_of_what_was_never_sent_changes_nothing(books, outcome):
+def test_an_advice_for_a_transfer_that_was_never_sent_is_refused(books, outcome):
     books.do(refuse, Order("t-0", "A-1", "B-1", 100), "half", "no", NOON_MS)
     before = books.balances()
 
@@ -202,7 +202,7 @@ def test_an_advice_of_what_was_never_sent_changes_nothing(books, outcome):
 
 
 @pytest.mark.fault("M10")
-def test_a_payment_is_credited_and_advised(books):
+def test_an_incoming_payment_is_credited_and_advised(books):
     advice = books.do(pay_in, Order("t", "B-1", "A-1", 5), NOON_MS)
 
     assert advice == Advice("t", Outcome.CREDITED)
@@ -219,7 +219,7 @@ def test_a_payment_is_credited_and_advised(books):
         (Order("t", "B", "A-3", 5), "the account has another currency: A-3 is in EUR"),
     ],
 )
-def test_a_payment_that_cannot_be_credited_goes_back(books, order, words):
+def test_an_incoming_payment_that_cannot_be_credited_is_returned(books, order, words):
     before = books.balances()
 
     assert books.do(pay_in, order, NOON_MS) == Advice("t", Outcome.RETURNED, words)
@@ -229,7 +229,7 @@ def test_a_payment_that_cannot_be_credited_goes_back(books, order, words):
     assert books.balances() == before
 
 
-def test_an_account_takes_no_more_than_a_number_holds(books):
+def test_a_payment_that_overflows_the_account_is_returned(books):
     books.change("A-1", balance=BALANCE_MAX - 1)
 
     first = books.do(pay_in, Order("t-1", "B", "A-1", 1), NOON_MS)
@@ -251,8 +251,8 @@ def test_an_id_is_credited_once(books, step):
     assert books.faults() == []
 
 
-def test_who_reads_a_balance_to_change_it_is_the_only_writer(books, tmp_path):
-    """SQLite locks no rows: of two programs on one file, both could spend what both have read."""
+def test_a_debit_locks_the_database_before_it_reads_the_balance(books, tmp_path):
+    """SQLite locks no rows: two programs on one file could both spend the balance they read."""
     locked = []
 
     def spend_it_elsewhere(connection, cursor, statement, *rest):
@@ -284,8 +284,8 @@ def test_who_reads_a_balance_to_change_it_is_the_only_writer(books, tmp_path):
         (settle, (Advice("t-1", Outcome.CREDITED), NOON_MS), 1),
     ],
 )
-def test_a_booking_takes_few_statements(books, step, given, most):
-    """A transfer makes seven statements of its own in both banks, beside BEGIN and COMMIT."""
+def test_a_booking_needs_few_sql_statements(books, step, given, most):
+    """A transfer makes seven statements in both banks together, without BEGIN and COMMIT."""
     if step is settle:
         books.do(debit, ORDER, NOON_MS, **HALF)
     statements = []
@@ -308,8 +308,8 @@ def test_a_booking_takes_few_statements(books, step, given, most):
 @pytest.mark.parametrize(
     "statement", ["INSERT INTO transfers", "UPDATE accounts", "INSERT INTO journal"]
 )
-def test_who_is_cancelled_within_a_statement_keeps_no_lock(books, tmp_path, statement):
-    """SQLite keeps a connection that is closed with a statement of it still open, and its lock."""
+def test_a_debit_cancelled_within_a_statement_releases_its_lock(books, tmp_path, statement):
+    """SQLite keeps a connection closed while one of its statements is open, and its lock."""
 
     async def spend(engine):
         async with AsyncSession(engine) as session, session.begin():
@@ -327,7 +327,7 @@ def test_who_is_cancelled_within_a_statement_keeps_no_lock(books, tmp_path, stat
             try:
                 await spending
             except asyncio.CancelledError as error:
-                # Whoever still looks at what happened has the frames, and all that is in them.
+                # A traceback that is still held keeps the frames and everything in them.
                 with contextlib.closing(sqlite3.connect(tmp_path / "bank.db", timeout=0)) as rival:
                     rival.execute("BEGIN IMMEDIATE")
                 return error

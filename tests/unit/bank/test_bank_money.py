@@ -1,4 +1,4 @@
-"""Amounts as people write them: what is one, what is none, and that nothing is lost on the way."""
+"""Amounts as people write them: which are valid, and that parsing loses nothing."""
 
 import pytest
 from hypothesis import example, given
@@ -12,7 +12,7 @@ CURRENCIES = sorted(DIGITS)
 @given(st.integers(0, 10**15 - 1), st.sampled_from(CURRENCIES))
 @example(0, "JPY")
 @example(5, "CNY")
-def test_what_is_written_is_read_again(minor, currency):
+def test_a_printed_amount_parses_to_the_same_value(minor, currency):
     money = Money(minor, currency)
 
     written, _, behind = str(money).partition(" ")
@@ -24,7 +24,7 @@ def test_what_is_written_is_read_again(minor, currency):
 
 
 @given(st.integers(1, 10**15 - 1), st.sampled_from(CURRENCIES))
-def test_less_than_nothing_is_shown_and_never_read(minor, currency):
+def test_negative_amounts_are_printed_and_refused_as_input(minor, currency):
     written, _, _ = str(Money(-minor, currency)).partition(" ")
 
     assert written == "-" + str(Money(minor, currency)).partition(" ")[0]
@@ -43,7 +43,7 @@ def test_less_than_nothing_is_shown_and_never_read(minor, currency):
         ("1,234,567.8", 1_234_567_80),
     ],
 )
-def test_yuan_are_a_hundred_fen(text, minor):
+def test_amounts_in_yuan_are_read_as_fen(text, minor):
     assert Money.read(text, "CNY") == Money(minor, "CNY")
 
 
@@ -70,7 +70,7 @@ def test_yuan_are_a_hundred_fen(text, minor):
         *(".5", "5.", "1.2.3", "1.0,0", ".", ",", "10000.00 CNY", "¥10", "10;DROP", "ten"),
     ],
 )
-def test_what_is_odd_is_no_amount(text):
+def test_malformed_amounts_are_refused(text):
     for currency in CURRENCIES:
         with pytest.raises(ValueError, match="is not an amount"):
             pytest.fail(f"it is {Money.read(text, currency)}")
@@ -80,20 +80,20 @@ def test_what_is_odd_is_no_amount(text):
     ("text", "currency"),
     [("0.001", "CNY"), ("1.000", "EUR"), ("1.0", "JPY"), ("1.00000000000000000001", "USD")],
 )
-def test_there_are_no_coins_that_small(text, currency):
+def test_amounts_with_too_many_decimals_are_refused(text, currency):
     with pytest.raises(ValueError, match="digits after the point"):
         Money.read(text, currency)
 
 
 @pytest.mark.parametrize("zeros", [16, 100, 4_290, 10_000, 100_000])
 @pytest.mark.parametrize("one", ["1{}", "1{}.00"])
-def test_more_money_than_there_is_is_refused_in_our_words(zeros, one):
+def test_amounts_of_more_than_15_digits_are_refused(zeros, one):
     with pytest.raises(ValueError, match="has more than 15 digits"):
         Money.read(one.format("0" * zeros), "CNY")
 
 
 @pytest.mark.parametrize("currency", ["", "cny", "CNY ", "GBP", "\x00", "C" * 1_000])
-def test_other_currencies_are_not_known(currency):
+def test_unknown_currencies_are_refused(currency):
     with pytest.raises(ValueError, match="is not a currency of these banks"):
         Money.read("1", currency)
     with pytest.raises(ValueError, match="is not a currency of these banks"):
@@ -101,7 +101,7 @@ def test_other_currencies_are_not_known(currency):
 
 
 @given(st.text(max_size=30), st.sampled_from(CURRENCIES))
-def test_any_text_is_an_amount_or_a_value_error(text, currency):
+def test_any_text_parses_as_an_amount_or_raises_value_error(text, currency):
     try:
         money = Money.read(text, currency)
     except ValueError:
@@ -112,7 +112,7 @@ def test_any_text_is_an_amount_or_a_value_error(text, currency):
 
 
 @pytest.mark.parametrize("currency", CURRENCIES)
-def test_who_writes_none_is_shown_one(currency):
+def test_the_error_for_a_malformed_amount_shows_a_valid_example(currency):
     with pytest.raises(ValueError, match="write one like") as refused:
         Money.read("ten", currency)
 

@@ -1,4 +1,4 @@
-"""Orders and advices: bytes to values and back, and that whatever is no order is refused."""
+"""Orders and advices: bytes to values and back, and invalid ones are refused."""
 
 import msgspec
 import pytest
@@ -39,27 +39,27 @@ fields = st.sampled_from(["id", "payer", "payee", "amount", "currency", "more"])
 
 
 @given(orders)
-def test_a_good_order_travels_unchanged(order):
+def test_a_valid_order_survives_encoding(order):
     see_order(order)
 
     assert read_order(msgspec.json.encode(order)) == order
 
 
 @given(st.builds(Advice, orders.map(lambda order: order.id), st.sampled_from(Outcome), st.text()))
-def test_an_advice_travels_unchanged(advice):
+def test_an_advice_survives_encoding(advice):
     assert read_advice(msgspec.json.encode(advice)) == advice
 
 
 @pytest.mark.parametrize("read", [read_order, read_advice])
 @given(body=st.binary())
-def test_bytes_are_one_or_are_refused(read, body):
+def test_random_bytes_are_refused(read, body):
     with pytest.raises(Refused):
         read(body)
 
 
 @pytest.mark.parametrize("read", [read_order, read_advice])
 @given(given=st.dictionaries(fields, values))
-def test_values_of_all_kinds_are_one_or_are_refused(read, given):
+def test_fields_of_any_type_are_accepted_or_refused_with_a_reason(read, given):
     said = None
     try:
         found = read(msgspec.json.encode(given))
@@ -91,7 +91,7 @@ def test_values_of_all_kinds_are_one_or_are_refused(read, given):
         "9" * 5_000,
     ],
 )
-def test_an_amount_is_a_whole_number(amount):
+def test_an_amount_that_is_not_a_whole_number_is_refused(amount):
     with pytest.raises(Refused) as refused:
         read_order(BODY.format(amount).encode())
 
@@ -110,7 +110,7 @@ def test_an_amount_is_a_whole_number(amount):
         (10**4_000, Reason.OVER_LIMIT),
     ],
 )
-def test_an_amount_that_no_book_holds_is_refused(amount, reason):
+def test_an_amount_out_of_range_is_refused(amount, reason):
     order = read_order(BODY.format(amount).encode())
 
     with pytest.raises(Refused) as refused:
@@ -120,14 +120,14 @@ def test_an_amount_that_no_book_holds_is_refused(amount, reason):
 
 
 @pytest.mark.parametrize("amount", [1, AMOUNT_MAX])
-def test_the_limits_themselves_can_be_sent(amount):
+def test_the_smallest_and_the_largest_amount_can_be_sent(amount):
     see_order(read_order(BODY.format(amount).encode()))
 
 
 @pytest.mark.parametrize(
     ("currency", "words"), [("CNY", "5,000,000.00 CNY"), ("JPY", "500,000,000 JPY")]
 )
-def test_limits_are_told_as_people_write_amounts(currency, words):
+def test_a_refusal_names_the_limit_as_a_formatted_amount(currency, words):
     with pytest.raises(Refused, match=words):
         see_order(Order("t", "A", "B", AMOUNT_MAX + 1, currency))
 
@@ -151,12 +151,12 @@ def test_limits_are_told_as_people_write_amounts(currency, words):
     ids=range(12),
 )
 @pytest.mark.parametrize("read", [read_order, read_advice])
-def test_a_body_that_says_nothing_is_refused(read, body):
+def test_an_empty_or_incomplete_body_is_refused(read, body):
     with pytest.raises(Refused):
         read(body)
 
 
-def test_what_a_later_version_adds_is_passed_over():
+def test_fields_added_by_a_later_version_are_ignored():
     more = msgspec.json.encode({**msgspec.to_builtins(GOOD), "purpose": "rent"})
 
     assert read_order(more) == GOOD
@@ -164,20 +164,20 @@ def test_what_a_later_version_adds_is_passed_over():
 
 @pytest.mark.parametrize("name", ["id", "payer", "payee", "currency"])
 @pytest.mark.parametrize("odd", ODD)
-def test_a_name_that_no_book_holds_is_refused(name, odd):
+def test_an_invalid_id_account_or_currency_is_refused(name, odd):
     with pytest.raises(Refused):
         see_order(Order(**{**msgspec.to_builtins(GOOD), name: odd}))
 
 
 @pytest.mark.parametrize("of", ["", " ", "\x00", "a" * 65, "../x", "ä"])
-def test_an_advice_of_what_can_be_no_transfer_is_refused(of):
+def test_an_advice_with_an_invalid_transfer_id_is_refused(of):
     with pytest.raises(Refused) as refused:
         read_advice(msgspec.json.encode(Advice(of, Outcome.CREDITED)))
 
     assert refused.value.reason is Reason.BAD_ADVICE
 
 
-def test_what_is_refused_rolls_back_and_says_why():
+def test_a_refusal_is_a_rollback_with_a_reason():
     error = Refused(Reason.UNKNOWN_ACCOUNT, "A-9")
 
     assert isinstance(error, RollBack)

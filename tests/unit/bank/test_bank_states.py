@@ -1,4 +1,4 @@
-"""What may become of a transfer: every state can be reached, and what has ended stays so."""
+"""The states of a transfer: every state can be reached, and final states stay."""
 
 from itertools import product
 
@@ -18,7 +18,7 @@ def reachable(first):
     return found
 
 
-def test_every_state_has_its_moves():
+def test_every_state_lists_its_transitions():
     assert set(MOVES) == set(State)
 
 
@@ -30,13 +30,13 @@ def test_every_state_can_be_reached():
     assert State.SENT not in paid
 
 
-def test_a_final_state_is_left_by_nothing():
+def test_a_final_state_has_no_transitions():
     final = {state for state in State if state.is_final}
 
     assert final == set(State) - {State.SENT}
     assert not any(after in MOVES[before] for before, after in product(final, State))
 
 
-def test_from_everywhere_there_is_an_end():
+def test_every_state_can_reach_a_final_state():
     for state in State:
         assert any(after.is_final for after in reachable({state}))

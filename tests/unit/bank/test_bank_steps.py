@@ -1,4 +1,4 @@
-"""Who looks on at the steps of transactions: by the log, and without leaving traces in it."""
+"""The steps of transactions are read from the log without changing the loggers."""
 
 import asyncio
 import logging
@@ -29,11 +29,11 @@ def numbers(steps, transfer):
     return [step.number for step in steps.of(transfer)]
 
 
-def test_there_are_nine():
+def test_there_are_nine_steps():
     assert len(NINE) == len(Told) == 9
 
 
-def test_the_steps_of_a_transfer_are_those_of_its_transaction(steps):
+def test_a_transfer_shows_the_steps_of_its_transaction(steps):
     steps.belong("t-1", "X")
     tell("Y", 1, 2)
     tell("X", 1, 2, 3)
@@ -45,7 +45,7 @@ def test_the_steps_of_a_transfer_are_those_of_its_transaction(steps):
     assert found[0].at_s <= found[2].at_s
 
 
-def test_steps_before_it_was_known_whose_they_are_are_there(steps):
+def test_steps_logged_before_the_transfer_is_known_are_kept(steps):
     tell("X", 1, 2)
 
     steps.belong("t-1", "X")
@@ -54,7 +54,7 @@ def test_steps_before_it_was_known_whose_they_are_are_there(steps):
     assert steps.of("t-2") == []
 
 
-def test_what_happens_within_a_step_has_no_number(steps):
+def test_log_lines_within_a_step_have_no_number(steps):
     steps.belong("t-1", "X")
     CHECKS.debug("the check of %s was answered with %s", "X", "COMMIT", extra={"xid": "X"})
 
@@ -63,13 +63,13 @@ def test_what_happens_within_a_step_has_no_number(steps):
     ]
 
 
-def test_lines_of_no_transaction_are_passed_over(steps):
+def test_log_lines_without_a_transaction_are_ignored(steps):
     STORY.debug("something: %s", "else")
 
     assert not steps._stories
 
 
-def test_old_ones_are_forgotten(steps):
+def test_steps_of_old_transactions_are_forgotten(steps):
     for n in range(3 * TRANSACTIONS_MAX):
         steps.belong(f"t-{n}", f"X-{n}")
         tell(f"X-{n}", 1)
@@ -79,7 +79,7 @@ def test_old_ones_are_forgotten(steps):
     assert numbers(steps, f"t-{3 * TRANSACTIONS_MAX - 1}") == [1]
 
 
-def test_logs_are_left_as_they_were():
+def test_loggers_are_restored_after_use():
     before = [(logger.level, list(logger.handlers)) for logger in (STORY, CHECKS)]
 
     with Steps():
@@ -91,7 +91,7 @@ def test_logs_are_left_as_they_were():
     assert [(logger.level, list(logger.handlers)) for logger in (STORY, CHECKS)] == before
 
 
-def test_switched_off_it_asks_for_no_lines():
+def test_steps_that_are_switched_off_record_nothing():
     level = STORY.level
 
     with Steps(is_on=False) as steps:
@@ -103,7 +103,7 @@ def test_switched_off_it_asks_for_no_lines():
     assert not steps._xids
 
 
-def test_who_follows_sees_what_was_and_what_comes(steps):
+def test_a_follower_sees_past_and_future_steps(steps):
     async def follow():
         seen, all_seen = [], asyncio.Event()
 

@@ -1,9 +1,9 @@
-"""What strangers write stands in the bank's pages, and does nothing there."""
+"""Text from users is shown in the bank's pages and does nothing there."""
 
 from examples.bank_transfer.web.page_templates import TEMPLATES
 
 
-def test_other_peoples_text_is_escaped_and_visible():
+def test_text_from_users_is_escaped_and_control_characters_are_visible():
     page = TEMPLATES.env.from_string("<p>{{ text }}</p>{{ part|safe }}")
 
     shown = page.render(text="<b>\x1b[31m\u202e", part="<i>\n</i>")

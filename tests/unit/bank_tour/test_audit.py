@@ -1,4 +1,4 @@
-"""The auditor finds what is wrong, and finds nothing where nothing is, at whatever moment."""
+"""The auditor finds every mistake and reports no false one, at any moment."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ NOW_MS = 1_700_000_000_000
 
 
 class Banks:
-    """Both banks' books, and what happens to a transfer in them, step by step."""
+    """Both banks' books, and the steps of a transfer in them."""
 
     def __init__(self, directory):
         self.urls = [f"sqlite:///{directory / name}.db" for name in ("icbc", "ccb")]
@@ -44,7 +44,7 @@ class Banks:
         return Order(f"o-{self.count}", "I-0", payee, amount)
 
     def at(self, bank, work):
-        """Do something in a transaction of one bank."""
+        """Run a function in a transaction of one bank."""
 
         async def done():
             async with AsyncSession(self.engines[bank]) as session, session.begin():
@@ -89,7 +89,7 @@ def mistakes(auditor):
     return [*auditor.look().mistakes, *auditor.match({})]
 
 
-def test_honest_books_have_no_mistakes(banks, auditor):
+def test_correct_books_pass_the_audit(banks, auditor):
     banks.transfer(banks.order())
     banks.transfer(banks.order(payee="C-X"))
     banks.at(0, lambda session: refuse(session, banks.order(), "half", "too little", NOW_MS))
@@ -99,7 +99,7 @@ def test_honest_books_have_no_mistakes(banks, auditor):
     assert auditor.look().opening == {"CNY": 6_000_00}
 
 
-def test_what_is_on_its_way_is_missing_nowhere(banks, auditor):
+def test_money_in_flight_is_not_reported_missing(banks, auditor):
     banks.debit(banks.order(amount=50))
 
     sheet = auditor.look()
@@ -109,7 +109,7 @@ def test_what_is_on_its_way_is_missing_nowhere(banks, auditor):
     assert auditor.match({}) == ["transfer o-1 is sent at ICBC, and at no end"]
 
 
-def test_what_nobody_claims_is_not_missing(banks, auditor):
+def test_unclaimed_money_is_not_reported_missing(banks, auditor):
     order = banks.order(payee="C-X")
     banks.debit(order)
     banks.execute(0, "UPDATE accounts SET is_open = false WHERE number = 'I-0'")
@@ -176,7 +176,7 @@ FRAUDS = {
 
 
 @pytest.mark.parametrize("fraud", FRAUDS)
-def test_a_fraud_is_named(banks, auditor, fraud):
+def test_the_audit_reports_each_fraud(banks, auditor, fraud):
     bank, statements, named = FRAUDS[fraud]
     banks.transfer(banks.order())
     assert mistakes(auditor) == []
@@ -190,8 +190,8 @@ def test_a_fraud_is_named(banks, auditor, fraud):
         assert name in found
 
 
-def test_a_forged_message_that_was_credited_is_named(banks, auditor):
-    """Nobody has debited what it says."""
+def test_a_credited_payment_without_a_debit_is_reported(banks, auditor):
+    """No bank debited its amount."""
     banks.transfer(banks.order())
     auditor.look()
 
@@ -211,20 +211,20 @@ def test_a_forged_message_that_was_credited_is_named(banks, auditor):
         ("refused", ["transfer o-1 is settled at ICBC, but its answer was refused"]),
     ],
 )
-def test_what_customers_heard_is_so(banks, auditor, said, mistakes):
+def test_answers_to_customers_must_match_the_books(banks, auditor, said, mistakes):
     banks.transfer(banks.order())
 
     assert auditor.match({"o-1": said}) == mistakes
 
 
-def test_a_transfer_that_both_banks_have_lost_is_named(auditor):
+def test_a_transfer_lost_by_both_banks_is_reported(auditor):
     """No money is missing then, and no two books contradict each other."""
     assert auditor.match({"o-1": "sent"}) == [
         "transfer o-1 is unknown at ICBC, but its answer was sent"
     ]
 
 
-# Whatever happens between the reading of one bank and the other
+# Transfers between the reading of one bank and the other
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +235,7 @@ def long_lived(tmp_path_factory):
 
 
 def interleaved(banks, turns):
-    """Transfers step by step, as their turns come; returns what reads at each step saw."""
+    """Run transfers step by step, in the given turns."""
     orders, open_steps = {}, {}
     for transfer in turns:
         if transfer not in orders:
@@ -257,7 +257,7 @@ def interleaved(banks, turns):
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.data())
-def test_books_that_are_read_one_after_the_other_agree(long_lived, turns, data):
+def test_reading_ccb_before_icbc_reports_no_false_mistake(long_lived, turns, data):
     auditor = long_lived.auditor()
     try:
         opening = auditor.look().opening
@@ -278,7 +278,7 @@ def test_books_that_are_read_one_after_the_other_agree(long_lived, turns, data):
         auditor.close()
 
 
-def test_the_other_order_would_see_money_that_nobody_has_sent(banks, auditor):
+def test_reading_icbc_before_ccb_would_report_a_false_mistake(banks, auditor):
     """That is why CCB's books are read first."""
     opening = auditor.look().opening
     with snapshot(auditor._icbc) as connection:

@@ -1,4 +1,4 @@
-"""What is drawn by lot is the same for the same seed, and has something of everything."""
+"""Random draws are the same for one seed and cover every kind."""
 
 from collections import Counter
 
@@ -15,12 +15,12 @@ PROGRAMS = ("the broker", "ICBC", "CCB")
 ALL = tuple(Way)
 
 
-def test_the_same_seed_wants_the_same():
+def test_one_seed_always_draws_the_same_orders():
     assert list(wishes("m", 500, 100, ALL, 7)) == list(wishes("m", 500, 100, ALL, 7))
     assert list(wishes("m", 500, 100, ALL, 7)) != list(wishes("m", 500, 100, ALL, 8))
 
 
-def test_wishes_are_of_all_kinds():
+def test_drawn_orders_cover_all_ways_drills_and_odd_accounts():
     wanted = list(wishes("m", 2_000, 100, ALL, 0))
 
     assert len({order.id for order in wanted}) == 2_000
@@ -32,13 +32,13 @@ def test_wishes_are_of_all_kinds():
     assert all(order.way is Way.HALF for order in wanted if order.drill)
 
 
-def test_accounts_are_as_many_as_wanted_and_two_that_cannot_be_used():
+def test_the_wanted_accounts_and_two_unusable_ones_at_ccb_are_opened():
     assert [account.number for account in accounts("ICBC", 3)] == ["ICBC-0", "ICBC-1", "ICBC-2"]
     assert [account.number for account in accounts("CCB", 1)] == ["CCB-0", "CCB-CLOSED", "CCB-EURO"]
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_each_program_is_killed_as_often_as_wanted_and_before_the_end(seed):
+def test_each_program_is_killed_as_often_as_asked_before_the_end(seed):
     planned = plan(2_000, PROGRAMS, kills=5, copies=20, seed=seed)
 
     assert planned == plan(2_000, PROGRAMS, kills=5, copies=20, seed=seed)
@@ -49,7 +49,7 @@ def test_each_program_is_killed_as_often_as_wanted_and_before_the_end(seed):
     assert planned[-1].after < 1_800
 
 
-def test_one_transfer_is_enough_for_an_accident():
+def test_accidents_can_be_planned_for_a_single_transfer():
     assert {accident.after for accident in plan(1, PROGRAMS, kills=2, copies=1, seed=0)} == {0}
 
 
@@ -67,12 +67,12 @@ def test_one_transfer_is_enough_for_an_accident():
         ({"ways": (Way.XA,)}, "XA needs PostgreSQL"),
     ],
 )
-def test_what_cannot_work_is_refused(settings, words):
+def test_invalid_tour_settings_are_refused(settings, words):
     with pytest.raises(ConfigError, match=words):
         TourSettings(**settings)
 
 
-def test_all_ways_that_the_databases_allow_are_taken():
+def test_without_chosen_ways_all_that_the_databases_support_are_used():
     assert TourSettings().chosen_ways == (Way.HALF, Way.OUTBOX)
     assert TourSettings(postgres="postgresql://").chosen_ways == tuple(Way)
     assert TourSettings(ways=(Way.OUTBOX,)).chosen_ways == (Way.OUTBOX,)

@@ -1,4 +1,4 @@
-"""What is shown of the tour fits on the screen, and says what happened as it was said."""
+"""The view of the tour fits on the screen and prints texts unchanged."""
 
 import asyncio
 import io
@@ -31,7 +31,7 @@ def record():
 
 
 @pytest.mark.parametrize(("height", "events"), [(24, 2), (30, 8), (60, 8)])
-def test_the_latest_events_are_seen_on_a_low_screen(record, height, events):
+def test_a_low_screen_shows_the_latest_events(record, height, events):
     console = screen(force_terminal=True, width=80, height=height)
 
     console.print(View(record, console)._drawn())
@@ -44,7 +44,7 @@ def test_the_latest_events_are_seen_on_a_low_screen(record, height, events):
 
 
 @pytest.mark.parametrize("size", [(10, 5), (40, 24)])
-def test_a_narrow_screen_is_no_reason_to_stop(record, size):
+def test_a_narrow_screen_can_be_drawn(record, size):
     width, height = size
     console = screen(force_terminal=True, width=width, height=height)
 
@@ -58,7 +58,7 @@ def test_a_narrow_screen_is_no_reason_to_stop(record, size):
     {"force_terminal": True, "_environ": {"TERM": "dumb"}},
 ])  # fmt: skip
 @run_by(in_loop)
-async def test_what_cannot_be_drawn_anew_is_said_in_lines(record, how):
+async def test_a_terminal_that_cannot_redraw_gets_lines(record, how):
     console = screen(width=200, **how)
     record.tell(MARKUP)
 
@@ -69,7 +69,7 @@ async def test_what_cannot_be_drawn_anew_is_said_in_lines(record, how):
         showing.cancel()
 
 
-def test_the_report_says_mistakes_as_they_are(record):
+def test_the_report_prints_mistakes_without_interpreting_markup(record):
     console = screen(width=200)
     record.mistake(MARKUP)
 
@@ -92,7 +92,7 @@ DISAGREE = "the ledgers do not agree, or could not be reconciled"
         (2, False, f"failed: 2 mistakes, printed above; {DISAGREE}"),
     ],
 )
-def test_the_last_line_is_the_verdict(record, mistakes, agree, said):
+def test_the_verdict_is_printed_in_the_last_line(record, mistakes, agree, said):
     console = screen(width=40)
     for number in range(mistakes):
         record.mistake(f"wrong {number}")

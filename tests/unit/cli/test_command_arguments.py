@@ -1,4 +1,4 @@
-"""The arguments of all commands come in one order: from what contains to what is contained."""
+"""The arguments of all commands come in one order: containers before their contents."""
 
 import pytest
 from typer.main import get_command
@@ -11,7 +11,7 @@ ORDER = (
     ("target",),
     ("topic",),
     ("ID", "key", "handle", "setting"),
-    # What is stored, or how something is set.
+    # Stored things and settings.
     ("body", "value", "rw|r|w|none"),
 )
 """The kinds of arguments, in the order in which they are written."""
@@ -43,5 +43,5 @@ def test_a_group_comes_before_a_topic_and_both_before_an_id(path):
     assert places == sorted(places), f"{path} {' '.join(kinds).upper()}"
 
 
-def test_commands_with_several_arguments_are_found():
+def test_all_commands_with_several_arguments_are_covered():
     assert {"txmq dlq show", "txmq message consume-directly", "txmq group reset"} <= SEVERAL.keys()

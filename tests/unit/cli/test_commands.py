@@ -54,13 +54,13 @@ def fail(*, json: Annotated[bool, typer.Option("--json")] = False) -> Answer:
         (["fail", "--json"], 1, '{"program":true}\n'),
     ],
 )
-def test_a_command_prints_the_answer_of_its_function(words, code, printed):
+def test_a_command_prints_the_result_of_its_function(words, code, printed):
     done = CliRunner().invoke(app, words)
 
     assert (done.exit_code, done.stdout) == (code, printed)
 
 
-def test_an_option_of_a_group_is_checked_like_any_other():
+def test_an_option_from_an_option_group_is_validated():
     done = CliRunner().invoke(app, ["show", "a", "--queue", "seven"])
 
     assert done.exit_code == 2

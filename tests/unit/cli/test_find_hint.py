@@ -14,13 +14,13 @@ from txmq.cli.find import _further
         ("-k", None, "127.0.0.1:9876", "txmq find --after T -- -k"),
     ],
 )
-def test_the_command_has_what_this_one_was_given(text, cluster, names, command, monkeypatch):
+def test_the_hint_repeats_the_options_of_the_command(text, cluster, names, command, monkeypatch):
     monkeypatch.delenv("TXMQ_NAMES", raising=False)
 
     assert _further(text, "T", cluster, names) == command
 
 
-def test_names_of_the_environment_are_not_repeated(monkeypatch):
+def test_the_hint_omits_name_servers_set_by_the_environment(monkeypatch):
     monkeypatch.setenv("TXMQ_NAMES", "a:1")
 
     assert _further("k", "T", None, "a:1") == "txmq find --after T k"

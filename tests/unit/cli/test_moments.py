@@ -20,13 +20,13 @@ NOW = 1_714_564_800_000
         ("1d", NOW - 86_400_000),
     ],
 )
-def test_moments(text, moment):
+def test_moments_are_parsed(text, moment):
     assert moment_ms(text, NOW) == moment
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "-2h", "12", "1714564800", "2024-13-01", "2x"])
-def test_no_moments(text):
-    """A bare small number could be seconds, an offset or a year: nobody should have to guess."""
+def test_invalid_moments_are_refused(text):
+    """A bare number could be seconds, an offset or a year, so it is refused."""
     with pytest.raises(ValueError, match="a moment such as"):
         moment_ms(text, NOW)
 
@@ -41,5 +41,5 @@ def test_no_moments(text):
         (2 * 86_400_000, "2 d"),
     ],
 )
-def test_ages(age_ms, text):
+def test_ages_are_printed_in_seconds_minutes_hours_or_days(age_ms, text):
     assert age_of(age_ms) == text

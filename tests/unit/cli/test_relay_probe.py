@@ -17,21 +17,21 @@ def objection(waiting):
     return asyncio.run(command._objection(FakeRelay(waiting)))
 
 
-def test_a_database_that_answers_is_no_objection():
+def test_a_database_that_answers_passes_the_probe():
     async def waiting():
         return None
 
     assert objection(waiting) == ""
 
 
-def test_a_database_that_fails_gives_its_reason():
+def test_a_failing_database_is_reported_with_its_error():
     async def waiting():
         raise DatabaseFailed("the rows of txmq_outbox cannot be counted: it is down")
 
     assert objection(waiting) == "the rows of txmq_outbox cannot be counted: it is down"
 
 
-def test_a_database_that_is_silent_is_named_after_a_while(monkeypatch):
+def test_a_silent_database_is_reported_after_a_timeout(monkeypatch):
     monkeypatch.setattr(command, "COUNT_S", 0.01)
 
     async def waiting():

@@ -1,4 +1,4 @@
-"""Tables keep to the width that they have, and cut no word into pieces."""
+"""Tables fit the given width and cut no words."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def printed(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("width", [80, 72, 60])
-def test_a_table_is_as_wide_as_the_user_says_and_breaks_between_words(printed, width):
+def test_a_table_fits_the_given_width_and_breaks_between_words(printed, width):
     lines = printed(COLUMNS, ROWS, width)
 
     assert max(map(len, lines)) <= width
@@ -33,7 +33,7 @@ def test_a_table_is_as_wide_as_the_user_says_and_breaks_between_words(printed, w
     assert {"billing-of-northern-branches", "1200", "Payments", "waiting"} <= set(words)
 
 
-def test_rows_that_do_not_fit_side_by_side_are_printed_one_below_the_other(printed):
+def test_on_a_narrow_screen_each_row_is_printed_as_a_list_of_fields(printed):
     lines = printed(COLUMNS, ROWS, 40)
 
     assert lines == [
@@ -51,7 +51,7 @@ def test_rows_that_do_not_fit_side_by_side_are_printed_one_below_the_other(print
 
 
 @pytest.mark.parametrize("width", [None, "", "0", "wide"])
-def test_a_line_in_a_pipe_is_as_long_as_it_must_be(printed, width):
+def test_lines_in_a_pipe_are_not_wrapped(printed, width):
     rows = [["x" * 300, 1, "", ""]]
 
     assert any("x" * 300 in line for line in printed(COLUMNS, rows, width))

@@ -1,4 +1,4 @@
-"""Messages are sought in all topics, step by step."""
+"""Messages are searched in all topics, step by step."""
 
 import asyncio
 
@@ -62,7 +62,7 @@ def test_a_step_ends_with_enough_messages_or_topics(monkeypatch):
     assert step(admin, names(90)).next == "T049"
 
 
-def test_a_refused_topic_hides_no_other_and_a_broker_that_is_away_ends_the_step():
+def test_a_refused_topic_is_skipped_and_an_unreachable_broker_ends_the_step():
     admin = FakeAdmin(having=["T002"], refusing=["T000", "T001"])
     found = step(admin, names(3))
     assert found.messages == ["k in T002"]

@@ -1,4 +1,4 @@
-"""The nine steps of a transaction, from what its broker and its traces say."""
+"""The nine steps of a transaction, from its broker's report and its traces."""
 
 import pytest
 
@@ -69,13 +69,13 @@ def statuses(steps):
         (report(decision("committed", "operator")), [DONE] * 3 + [UNKNOWN] * 4 + [DONE] * 2),
     ],
 )
-def test_each_step_appears_once_in_order_with_what_is_known_of_it(found, wanted):
+def test_each_step_is_listed_once_in_order_with_its_status(found, wanted):
     steps = steps_of(found, MESSAGE, [])
     assert [step.number for step in steps if step.number] == list(range(1, 10))
     assert statuses(steps) == wanted
 
 
-def test_traces_tell_of_the_producer_and_of_each_attempt_of_a_consumer():
+def test_traces_add_producer_times_and_each_consumer_attempt():
     steps = steps_of(report(decision("committed", "producer")), MESSAGE, TRACES)
     by_number = {step.number: step for step in steps if step.number}
     assert by_number[4].at_ms == AT + 3
@@ -86,7 +86,7 @@ def test_traces_tell_of_the_producer_and_of_each_attempt_of_a_consumer():
     assert (second.mood, "no trace says that it has ended" in second.more) == ("wait", True)
 
 
-def test_checks_say_whom_the_broker_asked_and_what_comes_next():
+def test_checks_name_the_asked_producer_and_the_time_of_the_next_check():
     checks = [
         CheckReport(AT + 60_000, "icbc-1", "h:1", "unknown", AT + 60_012),
         CheckReport(AT + 120_000, "icbc-2", "h:2", "lost", AT + 120_001),
@@ -100,7 +100,7 @@ def test_checks_say_whom_the_broker_asked_and_what_comes_next():
     assert coming.text.endswith("2023-11-14 22:16:20.000Z")
 
 
-def test_a_request_for_a_check_names_the_person_the_account_and_the_reason():
+def test_a_requested_check_names_the_operator_account_and_reason():
     check = CheckReport(AT + 60_000, "icbc-1", "h:1", "unknown", AT + 60_012)
     rechecks = (
         RecheckReport(AT + 70_000, "Ann", "ops", "h:9", "the bank is back"),
@@ -115,7 +115,7 @@ def test_a_request_for_a_check_names_the_person_the_account_and_the_reason():
     assert (last.actor, last.more) == ("operator", "account ops at h:9; reason: the bank is back")
 
 
-def test_a_decision_by_hand_names_the_person_and_the_reason():
+def test_a_manual_decision_names_the_operator_and_the_reason():
     parked = decision("parked", "broker", at_ms=AT + 2)
     by_hand = decision("rolled_back", "operator", "ops: never paid: T-1")
     steps = steps_of(report(parked, by_hand, state="rolled back"), MESSAGE, [])
@@ -125,7 +125,7 @@ def test_a_decision_by_hand_names_the_person_and_the_reason():
     assert any("parks the transaction" in step.text for step in steps)
 
 
-def test_without_a_producer_the_next_step_says_whom_the_broker_waits_for():
+def test_without_a_producer_the_next_step_waits_for_its_group():
     steps = steps_of(report(waits_for_producer=True, producers=0), MESSAGE, [])
     (coming,) = [step for step in steps if step.status == NEXT]
     assert "as soon as a producer of group icbc is connected" in coming.text

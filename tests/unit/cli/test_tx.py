@@ -1,4 +1,4 @@
-"""The changes of open transactions between two looks."""
+"""The changes of open transactions between two listings."""
 
 from dataclasses import replace
 
@@ -14,11 +14,11 @@ PARKED = replace(ONE, state="parked")
 PLACE = ("broker-a", 7)
 
 
-def test_the_first_look_has_no_changes():
+def test_the_first_listing_reports_no_changes():
     assert changes_between(None, {PLACE: ONE}) == []
 
 
-def test_a_transaction_is_opened_parked_checked_again_and_closed():
+def test_changes_show_opened_parked_checked_again_and_closed_transactions():
     looks = [{}, {PLACE: ONE}, {PLACE: PARKED}, {PLACE: ONE}, {}]
     changes = [changes_between(*pair) for pair in zip(looks, looks[1:], strict=False)]
 
@@ -30,7 +30,7 @@ def test_a_transaction_is_opened_parked_checked_again_and_closed():
     ]
 
 
-def test_the_same_id_at_another_broker_is_another_transaction():
+def test_one_id_at_two_brokers_is_two_transactions():
     other = replace(ONE, queue=Queue("Transfers", "broker-b", 0))
 
     assert changes_between({PLACE: ONE}, {PLACE: ONE, ("broker-b", 7): other}) == [

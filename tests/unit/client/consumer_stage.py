@@ -18,7 +18,7 @@ GROUP, TOPIC, RETRY = "readers", "T", "%RETRY%readers"
 
 
 class Stage:
-    """The cluster, and whoever the test lets come."""
+    """The cluster, and the consumers that a test adds."""
 
     def __init__(self, world, cluster):
         self.world = world
@@ -34,7 +34,7 @@ class Stage:
         return Client(self.cluster.names, chosen, *ports)
 
     def reader(self, client, handler=None, topic=TOPIC, tags="*", **settings):
-        """A consumer that begins at the beginning and notes what it gets."""
+        """A consumer that starts at the first message and notes what it gets."""
         settings.setdefault("start", StartFrom.FIRST)
         consumer = PushConsumer(GROUP, client, ConsumerSettings(**settings))
 
@@ -48,7 +48,7 @@ class Stage:
         return consumer
 
     def put(self, *bodies, number=0, topic=TOPIC, tags="", properties=None, broker=None):
-        """Store messages as if somebody had sent them."""
+        """Store messages as if a producer had sent them."""
         broker = broker or self.broker
         sent = SimpleNamespace(born_timestamp=self.cluster.clock.wall_ms())
         named = {**(properties or {}), **({"TAGS": tags} if tags else {})}
@@ -67,7 +67,7 @@ class Stage:
         return [fields for _, asked, fields in self.cluster.asked if asked == code]
 
     async def until(self, holds, within_s=60.0, every_s=0.01):
-        """Let time pass until something is so."""
+        """Let time pass until a condition holds."""
         async with asyncio.timeout(within_s):
             while not holds():
                 await asyncio.sleep(every_s)

@@ -1,6 +1,6 @@
 """A small cluster in one object: a name server and brokers that keep messages in lists.
 
-It answers what Session and Admin ask, in the words of a stock broker, and remembers what was asked.
+It answers the requests of Session and Admin like a stock broker, and remembers them.
 Any answer can be replaced: ``cluster.replies[code] = lambda request: ...`` (a frame, or None for
 silence).
 """
@@ -30,10 +30,10 @@ class FakeBroker:
         self.queues = {}
         self.offsets = {}
         self.consumers = {}
-        self.members = {}  # By group, who said in a heartbeat that it consumes, by connection.
+        self.members = {}  # By group and connection: the client that sent a heartbeat.
         self.locks = {}
         self.log = []
-        self.shown_after = 0  # How often the name server still tells the state before a change.
+        self.shown_after = 0  # How often the name server still returns the state before a change.
         self.stale = {}
         self.address = ""
 
@@ -56,7 +56,7 @@ class FakeBroker:
             queue_id=number,
             flag=flag,
             queue_offset=len(queue),
-            position=sum(len(each) for each in self.log),
+            position=sum(len(packed) for packed in self.log),
             sys_flag=sys_flag,
             born_ms=request.born_timestamp,
             born_host=host_bytes("127.0.0.1", 1),
@@ -85,7 +85,7 @@ class FakeBroker:
         else:
             text = head.properties or ""
             stored = [self.store(*args, request.body, text, head.flag, head.sys_flag)]
-        ids = ",".join(each.offset_id for each in stored)
+        ids = ",".join(record.offset_id for record in stored)
         told = headers.SendAnswer(ids, head.queue_id, stored[0].queue_offset)
         return command.answer(request, 0, told)
 
@@ -105,35 +105,35 @@ class FakeBroker:
         if head.queue_offset > len(queue):
             code, following = MOVED, len(queue)
         bounds = headers.PullAnswer(0, following, 0, len(queue))
-        return command.answer(request, code, bounds, body=b"".join(pack(each) for each in here))
+        return command.answer(request, code, bounds, body=b"".join(pack(record) for record in here))
 
     def on_query_message(self, request):
         head = request.read(headers.MessageQuery)
         unique = request.field_map().get("_UNIQUE_KEY_QUERY") == "true"
         found = []
         for (topic, _), queue in self.queues.items():
-            for each in queue if topic == head.topic else []:
-                named = each.property_map()
+            for record in queue if topic == head.topic else []:
+                named = record.property_map()
                 keys = [named.get("UNIQ_KEY")] if unique else named.get("KEYS", "").split()
-                # Like a real one, it finds by hash: here, by the first letter.
+                # Like a real broker, it finds by hash: here, by the first letter.
                 if any(key and key[0] == head.key[0] for key in keys):
-                    found.append(each)
+                    found.append(record)
         if not found:
             return command.answer(request, NOT_FOUND, remark="can not find message")
         return command.answer(
-            request, 0, headers.QueryAnswer(0, 0), body=b"".join(pack(each) for each in found)
+            request, 0, headers.QueryAnswer(0, 0), body=b"".join(pack(record) for record in found)
         )
 
     def on_view_message_by_id(self, request):
         at = 0
-        for each in self.log:
+        for packed in self.log:
             if at == request.read(headers.MessagePosition).offset:
-                return command.answer(request, 0, body=each)
-            at += len(each)
+                return command.answer(request, 0, body=packed)
+            at += len(packed)
         return command.answer(request, SYSTEM_ERROR, remark="can not find message")
 
     def on_end_transaction(self, request):
-        """Like a stock broker, which answers to what decides, and to nothing else."""
+        """Like a stock broker, answer only what decides the transaction."""
         said = request.read(headers.EndTransaction).commit_or_rollback
         return command.answer(request) if said and not request.is_oneway else None
 
@@ -141,9 +141,9 @@ class FakeBroker:
 
     def on_heart_beat(self, request):
         beat = bodies.Heartbeat.read(request.body)
-        for each in beat.consumer_data_set:
-            self.members.setdefault(each.group_name, {})[self.connection] = beat.client_id
-            retry = f"%RETRY%{each.group_name}"
+        for consumer in beat.consumer_data_set:
+            self.members.setdefault(consumer.group_name, {})[self.connection] = beat.client_id
+            retry = f"%RETRY%{consumer.group_name}"
             self.topics.setdefault(retry, bodies.TopicConfig(retry, 1, 1))
         return command.answer(request)
 
@@ -153,7 +153,7 @@ class FakeBroker:
         return command.answer(request)
 
     def member_ids(self, group):
-        """Who consumes for a group, as far as they are still connected."""
+        """The ids of the connected members of a group."""
         known = self.members.get(group, {})
         return sorted({who for connection, who in known.items() if connection.is_open})
 
@@ -175,22 +175,22 @@ class FakeBroker:
         wanted = bodies.LockRequest.read(request.body)
         group, who = wanted.consumer_group, wanted.client_id
         locked = [
-            each
-            for each in wanted.mq_set
-            if self.locks.setdefault((group, each.topic, each.queue_id), who) == who
+            queue
+            for queue in wanted.mq_set
+            if self.locks.setdefault((group, queue.topic, queue.queue_id), who) == who
         ]
         return command.answer(request, body=bodies.LockedQueues(locked).write())
 
     def on_unlock_batch_mq(self, request):
         given = bodies.LockRequest.read(request.body)
-        for each in given.mq_set:
-            key = given.consumer_group, each.topic, each.queue_id
+        for queue in given.mq_set:
+            key = given.consumer_group, queue.topic, queue.queue_id
             if self.locks.get(key) == given.client_id:
                 del self.locks[key]
         return command.answer(request)
 
     def on_consumer_send_msg_back(self, request):
-        """At once, whatever the level; a message for the dead letters is gone."""
+        """Store it at once, whatever the level; a dead letter is dropped."""
         head = request.read(headers.SendBack)
         at = 0
         for packed in self.log:
@@ -223,7 +223,7 @@ class FakeBroker:
     def on_search_offset_by_timestamp(self, request):
         head = request.read(headers.OffsetByTime)
         queue = self.queues.get((head.topic, head.queue_id), [])
-        at = sum(each.stored_ms < head.timestamp for each in queue)
+        at = sum(record.stored_ms < head.timestamp for record in queue)
         if head.boundary_type is None and at == len(queue) > 0:
             at -= 1  # Like RocketMQ: without a boundary, a later time leads to the last message.
         return self._offset(request, at)
@@ -233,7 +233,7 @@ class FakeBroker:
         found = self.offsets.get((head.consumer_group, head.topic, head.queue_id))
         if found is None and head.set_zero_if_not_found is False:
             return command.answer(request, NOT_FOUND, remark="not found")
-        # Like RocketMQ 5, which says 0 of a young queue unless it is asked not to.
+        # Like RocketMQ 5, which returns 0 for a young queue unless the request forbids it.
         return self._offset(request, found or 0)
 
     def on_update_consumer_offset(self, request):
@@ -290,7 +290,7 @@ class FakeBroker:
 
     def on_query_topic_consume_by_who(self, request):
         topic = request.read(headers.TopicHeader).topic
-        groups = {group for group, each, _ in self.offsets if each == topic}
+        groups = {group for group, consumed, _ in self.offsets if consumed == topic}
         return command.answer(request, body=bodies.GroupList(sorted(groups)).write())
 
     # Groups
@@ -374,7 +374,7 @@ class FakeCluster:
             listener.close()
 
     async def reopen(self, number):
-        """Let a broker whose listener was closed listen at the same address."""
+        """Let a broker whose listener was closed listen at the same address again."""
         broker, kept = self.brokers[number], []
         await self._open(broker.serve, kept, int(broker.address.rpartition(":")[2]))
         (self.listeners[number],) = kept
@@ -392,10 +392,10 @@ class FakeCluster:
     def add_topic(self, name, queues=2, perm=6):
         for broker in self.brokers:
             broker.topics[name] = bodies.TopicConfig(name, queues, queues, perm)
-        return [Queue(name, each.name, n) for each in self.brokers for n in range(queues)]
+        return [Queue(name, holder.name, n) for holder in self.brokers for n in range(queues)]
 
     def codes(self, *names):
-        """Which of the named requests were asked, and of whom, in order."""
+        """Which of the named requests came, and to whom, in order."""
         return [(who, code.name) for who, code, _ in self.asked if code.name in names]
 
     # The name server
@@ -413,39 +413,41 @@ class FakeCluster:
         topic = request.read(headers.RouteQuery).topic
         hidden = self.hidden[topic] > 0
         self.hidden[topic] -= hidden
-        told = [(each, each.stale if hidden else each.topics) for each in self.brokers]
-        having = [(each, topics[topic]) for each, topics in told if topic in topics]
+        told = [(broker, broker.stale if hidden else broker.topics) for broker in self.brokers]
+        having = [(broker, topics[topic]) for broker, topics in told if topic in topics]
         if not having:
             return command.answer(request, NO_TOPIC, remark="No topic route info")
         route = bodies.TopicRoute(
             queue_datas=[
                 bodies.QueueRoute(
-                    each.name, config.read_queue_nums, config.write_queue_nums, config.perm
+                    broker.name, config.read_queue_nums, config.write_queue_nums, config.perm
                 )
-                for each, config in having
+                for broker, config in having
             ],
             broker_datas=[
-                bodies.BrokerRoute(each.name, {0: each.address}, each.cluster_name)
-                for each, _ in having
+                bodies.BrokerRoute(broker.name, {0: broker.address}, broker.cluster_name)
+                for broker, _ in having
             ],
         )
         return command.answer(request, body=route.write())
 
     def on_get_broker_cluster_info(self, request):
         clusters = {}
-        for each in self.brokers:
-            clusters.setdefault(each.cluster_name, []).append(each.name)
+        for broker in self.brokers:
+            clusters.setdefault(broker.cluster_name, []).append(broker.name)
         view = bodies.ClusterView(
             broker_addr_table={
-                each.name: bodies.BrokerRoute(each.name, {0: each.address}, each.cluster_name)
-                for each in self.brokers
+                broker.name: bodies.BrokerRoute(
+                    broker.name, {0: broker.address}, broker.cluster_name
+                )
+                for broker in self.brokers
             },
             cluster_addr_table=clusters,
         )
         return command.answer(request, body=view.write())
 
     def on_get_all_topic_list_from_nameserver(self, request):
-        names = {name for each in self.brokers for name in each.topics}
+        names = {name for broker in self.brokers for name in broker.topics}
         return command.answer(request, body=bodies.TopicNames(sorted(names)).write())
 
     def on_delete_topic_in_namesrv(self, request):

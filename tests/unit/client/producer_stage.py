@@ -30,7 +30,7 @@ def silent(request):
 
 
 def stored_as(code, offset=7):
-    """A broker that has stored the message, though not safely."""
+    """A broker that has stored the message, but has not flushed or replicated it."""
 
     def answer(request):
         number = request.read(headers.SendMessageV2).queue_id
@@ -46,7 +46,7 @@ class Stage:
     producer: Producer
 
     def told(self, broker, *answers):
-        """Have one broker, by its place, give these answers in turn, and then be itself."""
+        """Have the broker of this index give these answers in turn, and then its usual ones."""
         which = self.cluster.brokers[broker]
         usual = type(which).on_send_message_v2
         left = list(answers)
@@ -75,14 +75,14 @@ class Stage:
     def bodies(self, topic=TOPIC):
         """What is stored, by queue."""
         return {
-            (broker.name[-1], number): [each.body for each in queue]
+            (broker.name[-1], number): [record.body for record in queue]
             for broker in self.cluster.brokers
             for (name, number), queue in broker.queues.items()
             if name == topic and queue
         }
 
     def stop(self, broker):
-        """Take one broker's door and its connections away."""
+        """Close the listener of one broker, and its connections."""
         self.cluster.listeners[broker].close()
 
     async def start(self, broker):
@@ -96,7 +96,8 @@ class Stage:
         assert not pending._at_routes
         assert not pending._at_connections
         assert all(
-            len(each._exchange.waiting) == 0 for each in self.producer.client.session.pool.opened()
+            len(connection._exchange.waiting) == 0
+            for connection in self.producer.client.session.pool.opened()
         )
 
 
@@ -136,5 +137,5 @@ def produced(*, brokers=1, queues=2, seed=1, topic=TOPIC, **settings):
 
 
 def sizes(requests):
-    """How many messages each request held."""
+    """The number of messages in each request."""
     return [len(unpack(body)) for body in requests]

@@ -48,7 +48,7 @@ class Stage:
         return ScheduledPull(group, self.broker.names, settings, *self.ports(name))
 
     async def topic(self, queues=1, messages=0, name=TOPIC):
-        """A topic, with so many messages in each queue."""
+        """A topic with this number of messages in each queue."""
         await self.admin.create_topic(name, queues)
         made = [Queue(name, "broker-a", number) for number in range(queues)]
         for queue in made:
@@ -65,16 +65,16 @@ class Stage:
 
 
 def bodies(messages):
-    return [each.body for each in messages]
+    return [message.body for message in messages]
 
 
 def numbered(number, *offsets):
     """The bodies of messages of a queue, by their offsets."""
-    return [b"%d/%d" % (number, each) for each in offsets]
+    return [b"%d/%d" % (number, offset) for offset in offsets]
 
 
 async def polled(consumer, count):
-    """So many messages, in the order they came."""
+    """This number of messages, in the order of their arrival."""
     found = []
     async with asyncio.timeout(60):
         while len(found) < count:
@@ -83,14 +83,14 @@ async def polled(consumer, count):
 
 
 async def until(holds, within_s=60.0):
-    """Wait for something that time brings about."""
+    """Wait until a condition holds."""
     async with asyncio.timeout(within_s):
         while not holds():
             await asyncio.sleep(0.01)
 
 
 def staged(scenario, within_s=3600.0):
-    """Make a test of an async function of a :class:`Stage`; it may take so much virtual time."""
+    """Make a test of an async function of a :class:`Stage`; ``within_s`` is virtual time."""
 
     def test():
         with World(1, conditions=STEADY) as world:

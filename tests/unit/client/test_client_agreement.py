@@ -1,5 +1,5 @@
-"""What consumers find out before they consume: whether brokers understand their conditions, and
-whether the other members of the group want the same.
+"""Checks of consumers before they consume: whether brokers understand their conditions, and whether
+the other members of the group have the same subscriptions.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ async def send(stage, *numbers):
 
 
 @staged
-async def test_a_push_consumer_gets_what_its_condition_lets_through(stage):
+async def test_a_push_consumer_gets_only_messages_that_match_its_sql_condition(stage):
     allow(stage)
     await stage.topic(queues=2)
     await send(stage, *range(10))
@@ -68,7 +68,7 @@ async def test_a_push_consumer_gets_what_its_condition_lets_through(stage):
 
 
 @staged
-async def test_a_pull_consumer_gets_what_its_condition_lets_through(stage):
+async def test_a_pull_consumer_gets_only_messages_that_match_its_sql_condition(stage):
     allow(stage)
     queues = await stage.topic()
     await send(stage, *range(10))
@@ -76,18 +76,18 @@ async def test_a_pull_consumer_gets_what_its_condition_lets_through(stage):
     consumer.subscribe(TOPIC, sql="age > 7")
 
     async with consumer:
-        assert [each.body for each in await polled(consumer, 2)] == [b"8", b"9"]
+        assert [message.body for message in await polled(consumer, 2)] == [b"8", b"9"]
     chooser = stage.consumer(group="choosers")
     await chooser.assign(queues, sql="age < 2")
     async with chooser:
-        assert [each.body for each in await polled(chooser, 2)] == [b"0", b"1"]
+        assert [message.body for message in await polled(chooser, 2)] == [b"0", b"1"]
         with pytest.raises(SubscriptionInvalid):
             await chooser.assign(queues, sql="age <")
         assert chooser.queues == queues
 
 
 @staged
-async def test_a_broken_condition_is_told_with_its_place_when_the_consumer_starts(stage):
+async def test_a_condition_with_a_syntax_error_fails_at_start_and_names_the_position(stage):
     allow(stage)
     await stage.topic()
     consumer, _ = push(stage, sql="age between 0 and")
@@ -105,7 +105,7 @@ async def test_a_broken_condition_is_told_with_its_place_when_the_consumer_start
 
 
 @staged
-async def test_a_broker_that_takes_no_conditions_is_named_with_the_remedy(stage):
+async def test_a_broker_without_sql_filters_is_named_in_the_error_with_the_remedy(stage):
     await stage.topic()
     consumer, _ = push(stage, sql="age > 5")
 
@@ -121,7 +121,7 @@ def answering(code):
 
 
 @acting(brokers=2, queues=1)
-async def test_every_broker_of_the_topic_is_asked(stage):
+async def test_every_broker_of_the_topic_checks_the_condition(stage):
     stage.cluster.replies[CHECK] = answering(0)
     async with stage.client() as client:
         consumer = PushConsumer(GROUP, client)
@@ -132,7 +132,7 @@ async def test_every_broker_of_the_topic_is_asked(stage):
 
 
 @acting()
-async def test_tags_need_no_asking(stage):
+async def test_tags_are_not_checked_by_brokers(stage):
     async with stage.client() as client, stage.reader(client, tags="A || B") as consumer:
         await stage.until(lambda: consumer.queues)
     assert stage.asked(CHECK) == []
@@ -141,7 +141,7 @@ async def test_tags_need_no_asking(stage):
 @pytest.mark.parametrize(
     ("code", "error"), [(1, FilterUnsupported), (23, SubscriptionInvalid), (3, RequestNotSupported)]
 )
-def test_stock_brokers_refuse_in_words_without_a_place(code, error):
+def test_refusals_of_stock_brokers_have_text_but_no_position(code, error):
     @acting()
     async def scenario(stage):
         stage.cluster.replies[CHECK] = answering(code)
@@ -155,7 +155,7 @@ def test_stock_brokers_refuse_in_words_without_a_place(code, error):
     scenario()
 
 
-def test_a_broker_that_is_away_is_not_waited_for(caplog):
+def test_a_consumer_starts_when_a_broker_cannot_check_its_condition(caplog):
     @acting()
     async def scenario(stage):
         async with stage.client() as client:
@@ -176,7 +176,7 @@ def test_a_broker_that_is_away_is_not_waited_for(caplog):
 
 
 @staged
-async def test_a_topic_that_comes_into_being_later_is_consumed_by_its_condition(stage):
+async def test_a_topic_created_after_the_consumer_starts_is_filtered_by_its_condition(stage):
     allow(stage)
     consumer, seen = push(stage, sql="age > 5")
 
@@ -186,14 +186,14 @@ async def test_a_topic_that_comes_into_being_later_is_consumed_by_its_condition(
         await until(lambda: seen == [b"6"], within_s=120.0)
 
 
-# Members who want different things
+# Members with different subscriptions
 
 
 def warnings(caplog):
-    return [each.message for each in caplog.records if each.levelno == logging.WARNING]
+    return [record.message for record in caplog.records if record.levelno == logging.WARNING]
 
 
-def test_members_that_want_different_things_are_both_warned_and_once(caplog):
+def test_members_with_different_subscriptions_are_each_warned_once(caplog):
     @staged
     async def scenario(stage):
         allow(stage)
@@ -215,7 +215,7 @@ def test_members_that_want_different_things_are_both_warned_and_once(caplog):
     ]
 
 
-def test_members_that_want_the_same_in_other_words_are_left_alone(caplog):
+def test_equal_subscriptions_in_different_spelling_cause_no_warning(caplog):
     @staged
     async def scenario(stage):
         await stage.topic()
@@ -230,7 +230,7 @@ def test_members_that_want_the_same_in_other_words_are_left_alone(caplog):
     assert warnings(caplog) == []
 
 
-def test_a_member_with_another_topic_is_warned(caplog):
+def test_members_that_subscribe_to_different_topics_cause_a_warning(caplog):
     @staged
     async def scenario(stage):
         await stage.topic()
@@ -255,7 +255,7 @@ def test_a_member_with_another_topic_is_warned(caplog):
         ({}, True),
     ],
 )
-def test_what_a_stock_broker_tells_of_the_others_is_understood(caplog, table, is_warned):
+def test_subscriptions_reported_by_a_stock_broker_are_compared(caplog, table, is_warned):
     told = {
         topic: bodies.SubscriptionData(topic, text, [], [], 1, kind or "TAG")
         for topic, (text, kind) in table.items()
@@ -274,7 +274,7 @@ def test_what_a_stock_broker_tells_of_the_others_is_understood(caplog, table, is
     assert bool(warnings(caplog)) is is_warned
 
 
-def test_a_broker_that_does_not_tell_is_no_reason_to_worry(caplog):
+def test_a_broker_that_reports_no_subscriptions_causes_no_warning(caplog):
     @acting()
     async def scenario(stage):
         reply = {RequestCode.GET_CONSUMER_CONNECTION_LIST: answering(0)}

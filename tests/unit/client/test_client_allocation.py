@@ -53,22 +53,24 @@ def numbered(count, broker="b"):
 
 def shares(strategy, queues, clients):
     """The numbers of the queues each client gets."""
-    return [[each.number for each in strategy(GROUP, one, queues, clients)] for one in clients]
+    return [
+        [queue.number for queue in strategy(GROUP, client, queues, clients)] for client in clients
+    ]
 
 
-# What holds for all of them
+# All strategies
 
 
 @pytest.mark.parametrize("strategy", SHARING, ids=naming)
 @given(queues=queue_lists, clients=client_lists)
 def test_every_queue_goes_to_exactly_one_client(strategy, queues, clients):
-    given_out = [queue for each in clients for queue in strategy(GROUP, each, queues, clients)]
+    given_out = [queue for client in clients for queue in strategy(GROUP, client, queues, clients)]
 
     assert sorted(given_out) == queues
 
 
 @pytest.mark.parametrize("strategy", ALL, ids=naming)
-def test_who_is_not_among_the_clients_gets_nothing(strategy):
+def test_a_client_outside_the_group_gets_no_queues(strategy):
     queues = numbered(4, "x@a")
 
     assert strategy(GROUP, "x@9", queues, ["x@1", "x@2"]) == []
@@ -76,7 +78,7 @@ def test_who_is_not_among_the_clients_gets_nothing(strategy):
 
 
 @pytest.mark.parametrize("strategy", ALL, ids=naming)
-def test_of_no_queues_everybody_gets_none(strategy):
+def test_without_queues_a_client_gets_none(strategy):
     assert strategy(GROUP, "x@1", [], ["x@1"]) == []
 
 
@@ -92,7 +94,7 @@ def test_of_no_queues_everybody_gets_none(strategy):
         (nearest(nearest(Circle())), "MACHINE_ROOM_NEARBY-MACHINE_ROOM_NEARBY-AVG_BY_CIRCLE"),
     ],
 )
-def test_strategies_are_called_as_in_rocketmq(strategy, name):
+def test_strategies_have_the_names_of_rocketmq(strategy, name):
     assert strategy.name == name
 
 
@@ -113,14 +115,14 @@ def test_strategies_are_called_as_in_rocketmq(strategy, name):
         (3, [[0, 1, 2]]),
     ],
 )
-def test_average_gives_neighbours_and_the_first_clients_one_more(queues, expected):
+def test_average_gives_adjacent_queues_and_the_remainder_to_the_first_clients(queues, expected):
     clients = [f"c{number}" for number in range(len(expected))]
 
     assert shares(Average(), numbered(queues), clients) == expected
 
 
 def java_average(queues, clients, index):
-    """The stock client's arithmetic, as it stands there."""
+    """The arithmetic of the stock client."""
     mod = queues % clients
     if queues <= clients:
         size = 1
@@ -133,7 +135,7 @@ def java_average(queues, clients, index):
 
 
 @given(queues=st.integers(1, 60), clients=st.integers(1, 60))
-def test_average_is_the_stock_clients(queues, clients):
+def test_average_matches_the_stock_client(queues, clients):
     ids = [f"c{number:02}" for number in range(clients)]
 
     expected = [java_average(queues, clients, index) for index in range(clients)]
@@ -144,18 +146,18 @@ def test_average_is_the_stock_clients(queues, clients):
 # The others
 
 
-def test_circle_deals_queues_out_like_cards():
+def test_circle_deals_queues_round_robin():
     assert shares(Circle(), numbered(7), ["a", "b", "c"]) == [[0, 3, 6], [1, 4], [2, 5]]
     assert shares(Circle(), numbered(2), ["a", "b", "c"]) == [[0], [1], []]
 
 
-def test_a_list_gives_what_it_names_and_the_topic_has():
+def test_by_config_gives_the_listed_queues_that_the_topic_has():
     strategy = ByConfig(frozenset({Queue("T", "b", 2), Queue("T", "b", 9), Queue("U", "b", 0)}))
 
     assert strategy(GROUP, "a", numbered(4), ["a", "b"]) == [Queue("T", "b", 2)]
 
 
-def test_a_machine_room_gives_pages_and_what_is_over_singly():
+def test_machine_room_gives_equal_pages_and_the_remainder_one_by_one():
     strategy = MachineRoom(frozenset({"x"}))
 
     assert shares(strategy, numbered(8, "x@b"), ["a", "b", "c"]) == [[0, 1, 6], [2, 3, 7], [4, 5]]
@@ -174,17 +176,17 @@ def test_a_machine_room_gives_pages_and_what_is_over_singly():
         ("x@b@c", False),
     ],
 )
-def test_a_machine_room_counts_brokers_whose_names_say_the_room(broker, counts):
+def test_machine_room_counts_only_brokers_named_after_the_room(broker, counts):
     strategy = MachineRoom(frozenset({"x"}))
 
     assert bool(strategy(GROUP, "a", numbered(1, broker), ["a"])) is counts
 
 
-def test_the_nearest_room_serves_its_own_and_all_serve_the_deserted():
+def test_nearest_room_serves_its_own_brokers_and_all_rooms_share_unserved_ones():
     queues = numbered(4, "x@b") + numbered(2, "y@b") + numbered(2, "z@b")
     clients = ["x@1", "x@2", "y@1"]
 
-    found = {each: nearest(Average())(GROUP, each, queues, clients) for each in clients}
+    found = {client: nearest(Average())(GROUP, client, queues, clients) for client in clients}
 
     assert found == {
         "x@1": [Queue("T", "x@b", 0), Queue("T", "x@b", 1), Queue("T", "z@b", 0)],
@@ -194,7 +196,7 @@ def test_the_nearest_room_serves_its_own_and_all_serve_the_deserted():
 
 
 @pytest.mark.parametrize("nowhere", ["broker", "client"])
-def test_a_room_that_nobody_knows_is_an_error(nowhere):
+def test_an_unknown_room_is_a_config_error(nowhere):
     strategy = NearestRoom(
         Average(),
         lambda _: "" if nowhere == "broker" else "x",
@@ -213,30 +215,32 @@ THREE = ["10.0.0.1@1", "10.0.0.2@1", "10.0.0.3@1"]
 def owners(clients):
     queues = numbered(4, "a") + numbered(4, "b")
     strategy = ConsistentHash()
-    found = {queue: each for each in clients for queue in strategy(GROUP, each, queues, clients)}
+    found = {
+        queue: client for client in clients for queue in strategy(GROUP, client, queues, clients)
+    }
     return [int(found[queue].split(".")[3][0]) for queue in queues]
 
 
-def test_consistent_hash_gives_what_a_stock_client_gives():
+def test_consistent_hash_matches_the_stock_client():
     """The numbers come from the same steps done in Java, with its own digest and sorted map."""
     assert owners(THREE) == [2, 2, 2, 1, 3, 1, 2, 3]
     assert owners([THREE[0], THREE[2]]) == [1, 3, 1, 1, 3, 1, 3, 3]
 
 
 @given(queues=queue_lists, clients=client_lists, data=st.data())
-def test_only_the_queues_of_a_client_that_leaves_move(queues, clients, data):
+def test_consistent_hash_moves_only_the_queues_of_a_client_that_leaves(queues, clients, data):
     strategy = ConsistentHash()
     leaver = data.draw(st.sampled_from(clients))
-    staying = [each for each in clients if each != leaver]
+    staying = [client for client in clients if client != leaver]
 
-    for each in staying:
-        before = set(strategy(GROUP, each, queues, clients))
-        after = set(strategy(GROUP, each, queues, staying))
+    for client in staying:
+        before = set(strategy(GROUP, client, queues, clients))
+        after = set(strategy(GROUP, client, queues, staying))
         assert before <= after
         assert after - before <= set(strategy(GROUP, leaver, queues, clients))
 
 
 @pytest.mark.parametrize("number", [0, -1])
-def test_a_ring_without_places_is_refused(number):
+def test_consistent_hash_without_virtual_nodes_is_refused(number):
     with pytest.raises(ConfigError, match="virtual_nodes"):
         ConsistentHash(virtual_nodes=number)

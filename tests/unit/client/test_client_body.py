@@ -58,7 +58,7 @@ VALUES = [
 @pytest.mark.parametrize(
     ("value", "kind"), [*((value, type(value)) for value in VALUES), ([MODEL], list[Model])]
 )
-def test_a_handler_receives_the_value_that_was_the_body(value, kind):
+def test_a_handler_receives_a_value_equal_to_the_one_sent(value, kind):
     def handler(order):
         """Never called."""
 
@@ -73,7 +73,7 @@ def test_models_inside_other_values_are_encoded_and_bytes_stay_as_they_are():
 
 
 class Photo:
-    """What JSON cannot carry."""
+    """A value that JSON cannot carry."""
 
 
 class Album(pydantic.BaseModel, arbitrary_types_allowed=True):
@@ -106,7 +106,7 @@ Late = dataclasses.make_dataclass("Late", ["title", ("pages", list)])
         (Struct("o-1", {1j: 2}), "Struct cannot be written as JSON: $.cents is of type dict"),
     ],
 )
-def test_what_cannot_be_encoded_is_named_by_its_field(value, said):
+def test_a_value_that_json_cannot_carry_is_named_by_its_field(value, said):
     with pytest.raises(LocalProtocolError) as refused:
         encode_body(value)
 

@@ -46,7 +46,7 @@ async def work(message):
 @pytest.mark.fault("N12")
 @pytest.mark.parametrize("again_after", [None, 1, 3])
 @pytest.mark.parametrize("settings", [{}, {"is_orderly": True}], ids=["concurrent", "orderly"])
-def test_a_consumer_with_a_client_of_its_own(settings, again_after):
+def test_a_consumer_cancelled_anywhere_closes_its_own_client(settings, again_after):
     async def scene(stage, attempt):
         async def use(client):
             async with client, stage.reader(client, work, **settings):
@@ -64,7 +64,7 @@ def test_a_consumer_with_a_client_of_its_own(settings, again_after):
 @pytest.mark.fault("N12")
 @pytest.mark.parametrize("again_after", [None, 2])
 @pytest.mark.parametrize("settings", [{}, {"is_orderly": True}], ids=["concurrent", "orderly"])
-def test_a_consumer_with_a_shared_client(settings, again_after):
+def test_a_consumer_cancelled_anywhere_leaves_a_shared_client_open(settings, again_after):
     async def scene(stage, attempt):
         async with stage.client(network=own_network(stage, attempt)) as client:
             consumer = stage.reader(client, work, **settings)
@@ -76,9 +76,9 @@ def test_a_consumer_with_a_shared_client(settings, again_after):
             await attempt.run(use(), within_s=4.0)
             assert client.is_open
             assert client.consumer(GROUP) is None
-            # No broker may count on somebody who is gone.
+            # No broker may list a member that has left.
             await asyncio.sleep(5)
-            assert [each.member_ids(GROUP) for each in stage.cluster.brokers] == [[], []]
+            assert [broker.member_ids(GROUP) for broker in stage.cluster.brokers] == [[], []]
             stage.cluster.asked.clear()
             await asyncio.sleep(20)
             assert {who for who, _, _ in stage.cluster.asked} <= {"names"}
@@ -91,7 +91,7 @@ def test_a_consumer_with_a_shared_client(settings, again_after):
     assert steps > STEPS_MIN
 
 
-def test_a_stop_that_takes_long_is_cut_short():
+def test_a_second_cancellation_cuts_a_long_stop_short():
     async def scene(stage, attempt):
         async def slow(message):
             await asyncio.sleep(3600)
@@ -102,7 +102,7 @@ def test_a_stop_that_takes_long_is_cut_short():
 
         client = stage.client(network=own_network(stage, attempt))
         begun = stage.world.now()
-        # The second cancellation comes while handlers are waited for.
+        # The second cancellation comes while the consumer waits for its handlers.
         await attempt.run(use(client))
         if attempt.was_cancelled:
             assert stage.world.now() - begun < 40
@@ -111,7 +111,7 @@ def test_a_stop_that_takes_long_is_cut_short():
 
 
 @pytest.mark.fault("N12")
-def test_a_client_alone():
+def test_a_client_cancelled_anywhere_is_closed():
     async def scene(stage, attempt):
         async def use(client):
             async with client:
@@ -128,7 +128,7 @@ def test_a_client_alone():
 
 @pytest.mark.fault("N12")
 @pytest.mark.parametrize("again_after", [None, 2])
-def test_a_pull_consumer(again_after):
+def test_a_pull_consumer_cancelled_anywhere_leaves_its_group(again_after):
     async def scene(stage, attempt):
         client = stage.client(network=own_network(stage, attempt))
         settings = ConsumerSettings(start=StartFrom.FIRST)
@@ -150,7 +150,7 @@ def test_a_pull_consumer(again_after):
 @pytest.mark.fault("N12")
 @pytest.mark.parametrize("linger", [0.0, 0.01], ids=["at once", "gathering"])
 @pytest.mark.parametrize("again_after", [None, 2])
-def test_a_producer(again_after, linger):
+def test_a_producer_cancelled_anywhere_leaves_its_group(again_after, linger):
     async def scene(stage, attempt):
         client = stage.client(network=own_network(stage, attempt))
         settings = ProducerSettings(linger=linger)

@@ -1,4 +1,4 @@
-"""A client keeps brokers informed, and its members know whose queues are whose."""
+"""A client sends heartbeats to brokers, and its consumers share the queues of their group."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ def beats(stage):
 
 
 @acting(brokers=2)
-async def test_all_brokers_hear_of_a_member_when_it_joins_and_every_30_seconds(stage):
+async def test_a_member_sends_heartbeats_to_all_brokers_at_start_and_every_30_seconds(stage):
     async with stage.client() as client, stage.reader(client):
         both = [("broker-a", "HEART_BEAT"), ("broker-b", "HEART_BEAT")]
         assert sorted(beats(stage)) == both
@@ -34,7 +34,7 @@ async def test_all_brokers_hear_of_a_member_when_it_joins_and_every_30_seconds(s
 
 
 @acting()
-async def test_a_heartbeat_says_what_a_member_wants(stage):
+async def test_a_heartbeat_carries_the_subscriptions_of_a_member(stage):
     told = []
 
     def note(request):
@@ -48,7 +48,10 @@ async def test_a_heartbeat_says_what_a_member_wants(stage):
     assert told[0].client_id == client.id == "here@one"
     assert (consumer.group_name, consumer.message_model) == (GROUP, "CLUSTERING")
     assert consumer.consume_from_where == "CONSUME_FROM_FIRST_OFFSET"
-    wanted = {each.topic: each.sub_string for each in consumer.subscription_data_set}
+    wanted = {
+        subscription.topic: subscription.sub_string
+        for subscription in consumer.subscription_data_set
+    }
     assert wanted == {TOPIC: "A || B", f"%RETRY%{GROUP}": "*"}
 
 
@@ -63,7 +66,7 @@ async def test_a_new_connection_begins_with_a_heartbeat(stage):
 
 
 @acting()
-async def test_a_connection_that_opens_while_a_heartbeat_hangs_begins_with_another(stage):
+async def test_a_connection_opened_while_a_heartbeat_hangs_begins_with_another(stage):
     async with stage.client() as client, stage.reader(client):
         await asyncio.sleep(1)
         stage.cluster.replies[BEAT] = lambda request: None
@@ -76,7 +79,7 @@ async def test_a_connection_that_opens_while_a_heartbeat_hangs_begins_with_anoth
 
 
 @acting(brokers=2)
-async def test_brokers_are_told_when_a_group_leaves(stage):
+async def test_a_member_that_stops_unregisters_at_every_broker(stage):
     async with stage.client() as client:
         async with stage.reader(client):
             pass
@@ -87,11 +90,11 @@ async def test_brokers_are_told_when_a_group_leaves(stage):
         (head, _) = stage.asked(RequestCode.UNREGISTER_CLIENT)
         assert (head["clientID"], head["consumerGroup"]) == (client.id, GROUP)
         await asyncio.sleep(120)
-        assert len(beats(stage)) == 2  # Nobody is left to be told of.
+        assert len(beats(stage)) == 2  # No member is left to send heartbeats for.
 
 
 @acting()
-async def test_a_broker_that_says_nothing_holds_nobody_up_for_long(stage):
+async def test_a_silent_broker_delays_joining_and_leaving_only_briefly(stage):
     stage.cluster.replies[BEAT] = stage.cluster.replies[RequestCode.UNREGISTER_CLIENT] = (
         lambda request: None
     )
@@ -105,18 +108,18 @@ async def test_a_broker_that_says_nothing_holds_nobody_up_for_long(stage):
 
 
 @acting()
-async def test_a_group_has_one_member_in_a_client(stage):
+async def test_a_second_member_of_a_group_in_one_client_is_refused(stage):
     async with stage.client() as client, stage.reader(client):
         with pytest.raises(UsageError, match="has a member of group readers already"):
             await stage.reader(client).__aenter__()
-        # The one that was there first is not disturbed.
+        # The first member is not disturbed.
         stage.put(b"0")
         await stage.until(lambda: stage.seen)
         assert client.consumer(GROUP) is not None
 
 
 @acting()
-async def test_a_closed_client_takes_nobody_in(stage):
+async def test_a_closed_client_accepts_no_consumers(stage):
     with pytest.raises(UsageError):
         await stage.reader(stage.client()).__aenter__()
 
@@ -125,7 +128,7 @@ async def test_a_closed_client_takes_nobody_in(stage):
 
 
 @acting(queues=4)
-async def test_members_share_queues_and_take_over_what_is_left(stage):
+async def test_members_share_queues_and_take_over_those_of_a_member_that_leaves(stage):
     async with stage.client("one") as one, stage.reader(one) as first:
         await stage.until(lambda: len(first.queues) == 5)
         async with stage.client("two") as two, stage.reader(two) as second:
@@ -138,7 +141,7 @@ async def test_members_share_queues_and_take_over_what_is_left(stage):
 
 
 @acting(queues=4)
-async def test_without_a_word_they_look_again_every_20_seconds(stage):
+async def test_members_rebalance_every_20_seconds_without_a_notification(stage):
     async with stage.client("one") as one, stage.reader(one) as first:
         await stage.until(lambda: len(first.queues) == 5)
         async with stage.client("two") as two, stage.reader(two) as second:
@@ -149,7 +152,7 @@ async def test_without_a_word_they_look_again_every_20_seconds(stage):
 
 
 @pytest.mark.parametrize("answer", ["refused", "empty", "silent"])
-def test_where_nobody_says_who_is_there_queues_stay(answer):
+def test_a_member_keeps_its_queues_when_no_broker_lists_the_group(answer):
     @acting(queues=2)
     async def scenario(stage):
         def reply(request):
@@ -172,7 +175,7 @@ def test_where_nobody_says_who_is_there_queues_stay(answer):
 
 
 @acting(queues=2)
-async def test_a_member_that_is_not_known_says_so_again(stage):
+async def test_a_member_missing_from_the_list_sends_another_heartbeat(stage):
     async with stage.client() as client, stage.reader(client) as consumer:
         await stage.until(lambda: len(consumer.queues) == 3)
         stage.broker.members[GROUP] = {next(iter(stage.broker.members[GROUP])): "somebody"}
@@ -183,14 +186,14 @@ async def test_a_member_that_is_not_known_says_so_again(stage):
 
 
 @acting(brokers=2)
-async def test_another_broker_is_asked_where_one_does_not_say(stage):
+async def test_another_broker_is_asked_when_one_does_not_list_the_members(stage):
     stage.broker.on_get_consumer_list_by_group = lambda request: command.answer(request, 1)
     async with stage.client() as client, stage.reader(client) as consumer:
         await stage.until(lambda: len(consumer.queues) == 4)
 
 
 @acting(queues=1)
-async def test_new_queues_and_new_brokers_come_into_play(stage):
+async def test_new_queues_of_a_topic_are_consumed(stage):
     async with stage.client() as client, stage.reader(client) as consumer:
         await stage.until(lambda: len(consumer.queues) == 2)
         stage.cluster.add_topic(TOPIC, 3)
@@ -200,18 +203,18 @@ async def test_new_queues_and_new_brokers_come_into_play(stage):
 
 
 @acting(queues=1)
-async def test_a_topic_may_come_into_being_later(stage):
+async def test_a_topic_created_after_the_consumer_starts_is_consumed(stage):
     config = stage.broker.topics.pop(TOPIC)
     async with stage.client() as client, stage.reader(client) as consumer:
         await asyncio.sleep(60)
-        assert not [each for each in consumer.queues if each.topic == TOPIC]
+        assert not [queue for queue in consumer.queues if queue.topic == TOPIC]
         stage.broker.topics[TOPIC] = config
         stage.put(b"0")
         await stage.until(lambda: stage.seen, within_s=5.0)
 
 
 @acting(brokers=2, queues=2)
-async def test_a_dead_broker_does_not_keep_others_queues_waiting(stage):
+async def test_a_dead_broker_does_not_delay_queues_of_other_brokers(stage):
     def silent(request):
         return None
 
@@ -222,7 +225,7 @@ async def test_a_dead_broker_does_not_keep_others_queues_waiting(stage):
 
 
 @acting()
-async def test_offsets_that_cannot_be_saved_are_saved_next_time(stage):
+async def test_offsets_that_fail_to_save_are_saved_at_the_next_interval(stage):
     save = RequestCode.UPDATE_CONSUMER_OFFSET
     async with stage.client() as client, stage.reader(client):
         await asyncio.sleep(1)
@@ -234,7 +237,7 @@ async def test_offsets_that_cannot_be_saved_are_saved_next_time(stage):
         await stage.until(lambda: stage.committed() == 2, within_s=6.0)
         count = len(stage.asked(save))
         await asyncio.sleep(20)
-        assert len(stage.asked(save)) == count  # What has not changed is not said again.
+        assert len(stage.asked(save)) == count  # An unchanged offset is not saved again.
 
 
 @acting(queues=4)
@@ -247,8 +250,8 @@ async def test_a_member_that_is_listed_twice_has_one_share(stage):
 
 
 @acting()
-async def test_a_connection_over_which_nothing_comes_back_is_given_up(stage):
-    """As after a cut that neither end was told of."""
+async def test_a_connection_that_never_answers_is_replaced(stage):
+    """As after a cut that neither end has noticed."""
     async with stage.client() as client, stage.reader(client) as consumer:
         await stage.until(lambda: Queue(TOPIC, "broker-a", 0) in consumer.queues)
         connection = client.session.pool.ready(stage.broker.address)

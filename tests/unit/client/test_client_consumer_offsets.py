@@ -39,7 +39,7 @@ def offsets():
 
 
 @run_by(in_loop)
-async def test_what_is_noted_is_saved_once():
+async def test_noted_offsets_are_saved_once():
     kept, calls = offsets()
     kept.note(A, 5)
     kept.note(A, 7)
@@ -51,7 +51,7 @@ async def test_what_is_noted_is_saved_once():
 
 
 @run_by(in_loop)
-async def test_one_queue_can_be_saved_alone():
+async def test_the_offset_of_a_single_queue_can_be_saved():
     kept, calls = offsets()
     kept.note(A, 5)
     kept.note(B, 1)
@@ -61,7 +61,7 @@ async def test_one_queue_can_be_saved_alone():
 
 
 @run_by(in_loop)
-async def test_what_cannot_be_saved_is_saved_next_time_and_disturbs_no_other():
+async def test_a_failed_save_is_repeated_and_other_queues_are_saved():
     kept, calls = offsets()
     calls.broken = {A}
     kept.note(A, 5)
@@ -75,7 +75,7 @@ async def test_what_cannot_be_saved_is_saved_next_time_and_disturbs_no_other():
 
 
 @run_by(in_loop)
-async def test_a_queue_that_was_forgotten_is_not_spoken_of_again():
+async def test_a_forgotten_queue_is_not_saved_again():
     kept, calls = offsets()
     calls.broken = {A}
     kept.note(A, 5)
@@ -84,7 +84,7 @@ async def test_a_queue_that_was_forgotten_is_not_spoken_of_again():
     calls.broken = set()
     await kept.save()
     assert not calls.table
-    # Nor is what was saved of it taken for what stands there now.
+    # Nor does it assume that the broker still has the offset saved before.
     kept.note(A, 5)
     await kept.save()
     assert calls.table == {A: 5}
@@ -100,7 +100,7 @@ async def test_many_queues_are_saved():
 
 
 @run_by(in_loop)
-async def test_a_file_keeps_offsets_over_a_restart(tmp_path):
+async def test_a_file_keeps_offsets_across_a_restart(tmp_path):
     folder = tmp_path / "some" / "where"
     kept = FileOffsets(folder, "g")
     assert await kept.load(A) is None
@@ -110,11 +110,11 @@ async def test_a_file_keeps_offsets_over_a_restart(tmp_path):
     assert await kept.save() is None
     again = FileOffsets(folder, "g")
     assert (await again.load(A), await again.load(B)) == (5, 1)
-    assert [each.name for each in folder.iterdir()] == ["g.json"]
+    assert [path.name for path in folder.iterdir()] == ["g.json"]
 
 
 @run_by(in_loop)
-async def test_a_file_that_cannot_be_written_is_tried_again(tmp_path):
+async def test_a_failed_write_of_the_offset_file_is_repeated(tmp_path):
     kept = FileOffsets(tmp_path / "free", "g")
     kept.note(A, 5)
     (tmp_path / "free").write_text("in the way")
@@ -127,14 +127,14 @@ async def test_a_file_that_cannot_be_written_is_tried_again(tmp_path):
 @pytest.mark.parametrize(
     "text", ["nonsense", "{}", '{"offsets": [[1, 2]]}', '{"offsets": 7}', "[]"]
 )
-def test_a_file_of_another_kind_is_refused(tmp_path, text):
+def test_a_file_that_holds_no_offsets_is_refused(tmp_path, text):
     (tmp_path / "g.json").write_text(text)
 
     with pytest.raises(ConfigError):
         FileOffsets(tmp_path, "g")
 
 
-def test_a_file_that_cannot_be_read_is_refused(tmp_path):
+def test_an_unreadable_offset_file_is_refused(tmp_path):
     (tmp_path / "g.json").mkdir()
 
     with pytest.raises(ConfigError):
@@ -142,7 +142,7 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path):
 
 
 @run_by(in_loop)
-async def test_groups_with_similar_names_have_files_of_their_own(tmp_path):
+async def test_groups_with_similar_names_have_separate_offset_files(tmp_path):
     groups = ["a|b", "a_b", "a|b_c", "a_b|c"]
     for offset, group in enumerate(groups):
         kept = FileOffsets(tmp_path, group)
@@ -155,19 +155,19 @@ async def test_groups_with_similar_names_have_files_of_their_own(tmp_path):
 
 
 @run_by(in_loop)
-async def test_a_file_under_the_name_of_before_is_read_once_more(tmp_path):
+async def test_an_offset_file_with_the_old_name_is_still_read(tmp_path):
     (tmp_path / "a_b.json").write_text('{"offsets": [["T", "b", 0, 7]]}')
     kept = FileOffsets(tmp_path, "a|b")
     assert await kept.load(Queue("T", "b", 0)) == 7
     kept.note(Queue("T", "b", 0), 8)
     assert await kept.save() is None
     assert await FileOffsets(tmp_path, "a|b").load(Queue("T", "b", 0)) == 8
-    # Nobody took it from the other group, to whom it may belong.
+    # The old file stays, because it may belong to the other group.
     assert await FileOffsets(tmp_path, "a_b").load(Queue("T", "b", 0)) == 7
 
 
 @run_by(in_loop)
-async def test_what_waits_to_be_saved_is_not_saved_as_it_was_before():
+async def test_a_save_in_progress_uses_offsets_noted_or_forgotten_since_it_began():
     kept, calls = offsets()
     queues = [Queue("T", "b", number) for number in range(100)]
     for queue in queues:

@@ -13,7 +13,7 @@ def noted(*entries, limit=FAULTS_MAX):
     return table
 
 
-def test_a_broker_nothing_is_known_of_is_available():
+def test_an_unknown_broker_is_available():
     assert FaultTable().is_available("a", NOW)
 
 
@@ -36,14 +36,14 @@ def test_a_broker_nothing_is_known_of_is_available():
         (100.0, 600),
     ],
 )
-def test_the_later_the_answer_the_longer_the_pause(latency_s, pause_s):
+def test_a_slower_answer_means_a_longer_pause(latency_s, pause_s):
     table = noted(("a", latency_s))
 
     assert table.is_available("a", NOW + pause_s)
     assert pause_s == 0 or not table.is_available("a", NOW + pause_s - 0.001)
 
 
-def test_a_failure_counts_as_half_a_minute_however_soon_it_came():
+def test_a_quick_failure_counts_as_an_answer_after_30_seconds():
     table = FaultTable()
 
     table.note("a", 0.001, NOW, failed=True)
@@ -53,14 +53,14 @@ def test_a_failure_counts_as_half_a_minute_however_soon_it_came():
     assert table.is_available("a", NOW + 600)
 
 
-def test_the_last_answer_is_what_counts():
+def test_only_the_last_answer_counts():
     table = noted(("a", 20.0), ("a", 0.01))
 
     assert table.is_available("a", NOW)
     assert len(table) == 1
 
 
-def test_a_broker_that_is_removed_is_available():
+def test_a_removed_broker_is_available():
     table = noted(("a", 20.0))
 
     table.remove("a")
@@ -69,7 +69,7 @@ def test_a_broker_that_is_removed_is_available():
     assert table.is_available("a", NOW)
 
 
-def test_of_no_brokers_none_is_least_bad():
+def test_an_empty_table_has_no_least_bad_broker():
     assert FaultTable().least_bad(NOW) is None
 
 
@@ -79,7 +79,7 @@ def test_a_single_broker_is_the_least_bad():
     assert [table.least_bad(NOW) for _ in range(3)] == ["a"] * 3
 
 
-def test_the_better_half_is_picked_in_turn():
+def test_least_bad_alternates_among_the_faster_half():
     table = noted(("a", 9.0), ("b", 4.0), ("c", 5.0), ("d", 20.0), ("e", 7.0))
 
     assert [table.least_bad(NOW) for _ in range(4)] == ["b", "c", "b", "c"]
@@ -93,7 +93,7 @@ def test_an_available_broker_is_better_than_a_faster_one():
     assert table.least_bad(NOW + 60) == "slow"
 
 
-def test_of_brokers_that_took_as_long_the_one_that_is_back_sooner_is_better():
+def test_of_equally_slow_brokers_the_one_available_sooner_is_better():
     table = FaultTable()
     table.note("later", 1.0, NOW + 1)
     table.note("sooner", 1.0, NOW)
@@ -101,8 +101,8 @@ def test_of_brokers_that_took_as_long_the_one_that_is_back_sooner_is_better():
     assert table.least_bad(NOW + 2) == "sooner"
 
 
-def test_no_more_than_so_many_are_remembered_and_the_worst_are_kept():
+def test_the_table_is_bounded_and_keeps_the_slowest_brokers():
     table = noted(("a", 20.0), ("b", 0.01), ("c", 2.0), ("d", 3.0), limit=2)
 
     assert len(table) == 2
-    assert [table.is_available(each, NOW) for each in "abcd"] == [False, True, True, False]
+    assert [table.is_available(broker, NOW) for broker in "abcd"] == [False, True, True, False]

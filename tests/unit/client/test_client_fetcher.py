@@ -1,4 +1,4 @@
-"""Pulls that do not go on as they should, and what consumers make of them."""
+"""Pulls that make no progress, and what consumers do about them."""
 
 import asyncio
 
@@ -14,15 +14,15 @@ FOUND, EMPTY, NONE_MATCHED, MOVED = 0, 19, 20, 21
 
 
 def numbered(*span):
-    return [b"%d" % each for each in range(*span)]
+    return [b"%d" % number for number in range(*span)]
 
 
 def pulls(stage):
-    return [each for each in stage.asked(PULL) if each["topic"] == TOPIC]
+    return [fields for fields in stage.asked(PULL) if fields["topic"] == TOPIC]
 
 
 @acting()
-async def test_a_queue_that_lost_its_end_is_not_committed_past_what_was_not_handled(stage):
+async def test_a_queue_that_lost_its_end_is_not_committed_past_unhandled_messages(stage):
     go = asyncio.Event()
 
     async def wait(message):
@@ -40,7 +40,7 @@ async def test_a_queue_that_lost_its_end_is_not_committed_past_what_was_not_hand
 
 
 @acting(empty_pull_s=NOT_HELD_S)
-async def test_a_replica_that_is_behind_is_not_asked_without_rest(stage):
+async def test_a_replica_that_is_behind_is_not_pulled_in_a_busy_loop(stage):
     def pull(request):
         offset = request.read(headers.PullMessage).queue_offset
         return command.answer(request, NONE_MATCHED, headers.PullAnswer(0, offset, 0, 0))
@@ -52,10 +52,10 @@ async def test_a_replica_that_is_behind_is_not_asked_without_rest(stage):
 
 
 @acting()
-async def test_a_broker_that_finds_the_same_again_and_again_is_not_believed(stage):
+async def test_pulls_that_make_no_progress_are_ignored_and_repeated_slowly(stage):
     def pull(request):
         head = request.read(headers.PullMessage)
-        found = b"".join(pack(each) for each in stage.broker.queues.get((head.topic, 0), []))
+        found = b"".join(pack(record) for record in stage.broker.queues.get((head.topic, 0), []))
         bounds = headers.PullAnswer(0, head.queue_offset, 0, 1)
         return command.answer(request, FOUND, bounds, body=found)
 
@@ -71,8 +71,8 @@ async def test_a_broker_that_finds_the_same_again_and_again_is_not_believed(stag
 
 
 @acting()
-async def test_an_operator_moves_a_group_past_a_message_that_blocks_its_queue(stage):
-    """As RocketMQ 5 does it: the next pull is told, once."""
+async def test_an_offset_reset_moves_a_group_past_a_message_that_blocks_its_queue(stage):
+    """As in RocketMQ 5: the answer to the next pull has the new offset, once."""
     moved = []
 
     def pull(request):
@@ -98,7 +98,7 @@ async def test_an_operator_moves_a_group_past_a_message_that_blocks_its_queue(st
 
 
 @acting()
-async def test_a_broker_that_moves_a_group_at_every_place_is_not_asked_without_rest(stage):
+async def test_a_broker_that_moves_the_offset_at_each_pull_is_not_pulled_in_a_busy_loop(stage):
     def pull(request):
         offset = request.read(headers.PullMessage).queue_offset
         return command.answer(request, MOVED, headers.PullAnswer(0, 1 - offset, 0, 9))
@@ -110,7 +110,7 @@ async def test_a_broker_that_moves_a_group_at_every_place_is_not_asked_without_r
 
 
 @acting()
-async def test_a_replica_that_refuses_is_left_for_the_master(stage):
+async def test_pulls_return_to_the_master_when_a_replica_refuses(stage):
     def refuse(connection, request):
         return command.answer(request, 1 if request.code == PULL else 0)
 

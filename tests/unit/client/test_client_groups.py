@@ -27,7 +27,7 @@ DELETE = "DELETE_SUBSCRIPTIONGROUP"
 
 
 @staged(brokers=2)
-async def test_a_group_is_made_at_every_broker_and_listed_once(stage):
+async def test_a_group_is_created_at_every_broker_and_listed_once(stage):
     await stage.admin.create_group("g", retries=3, enabled=False)
     await stage.admin.create_group("b", broker="broker-b")
 
@@ -39,19 +39,19 @@ async def test_a_group_is_made_at_every_broker_and_listed_once(stage):
 
 
 @staged(brokers=2)
-async def test_a_group_that_is_changed_keeps_what_is_not_named(stage):
+async def test_a_changed_group_keeps_omitted_settings(stage):
     await stage.admin.create_group("g", retries=3, broker="broker-a")
 
     await stage.admin.create_group("g", enabled=False)
     await stage.admin.create_group("g", retries=None)
 
-    a, b = [each.groups["g"] for each in stage.cluster.brokers]
+    a, b = [broker.groups["g"] for broker in stage.cluster.brokers]
     assert (a.retry_max_times, a.consume_enable) == (3, False)
     assert (b.retry_max_times, b.consume_enable) == (16, False)
 
 
 @staged()
-async def test_a_group_needs_a_name(stage):
+async def test_an_invalid_group_name_is_refused(stage):
     with pytest.raises(LocalProtocolError):
         await stage.admin.create_group("a b")
     with pytest.raises(LimitExceeded):
@@ -59,7 +59,7 @@ async def test_a_group_needs_a_name(stage):
 
 
 @pytest.mark.parametrize("offsets", [True, False])
-def test_a_deleted_group_takes_its_offsets_with_it_unless_told_otherwise(offsets):
+def test_deleting_a_group_deletes_its_offsets_unless_asked_not_to(offsets):
     @staged(brokers=2)
     async def scenario(stage):
         await stage.admin.create_group("g")
@@ -67,7 +67,7 @@ def test_a_deleted_group_takes_its_offsets_with_it_unless_told_otherwise(offsets
         await stage.admin.delete_group("g", offsets=offsets)
 
         assert await stage.admin.groups() == {}
-        (fields, _) = [each[2] for each in stage.cluster.asked if each[1].name == DELETE]
+        (fields, _) = [request[2] for request in stage.cluster.asked if request[1].name == DELETE]
         text = str(offsets).lower()
         assert fields == {"groupName": "g", "removeOffset": text, "cleanOffset": text}
 
@@ -75,7 +75,7 @@ def test_a_deleted_group_takes_its_offsets_with_it_unless_told_otherwise(offsets
 
 
 @staged(brokers=2)
-async def test_a_groups_progress_is_that_of_all_queues(stage):
+async def test_the_progress_of_a_group_covers_all_its_queues(stage):
     a, b = stage.cluster.add_topic("T", queues=1)
     (u, *_) = stage.cluster.add_topic("U", queues=1)
     for _ in range(3):
@@ -85,19 +85,22 @@ async def test_a_groups_progress_is_that_of_all_queues(stage):
 
     found = await stage.admin.group_progress("g")
 
-    assert [(each.queue, each.broker_offset, each.group_offset, each.lag) for each in found] == [
+    assert [
+        (progress.queue, progress.broker_offset, progress.group_offset, progress.lag)
+        for progress in found
+    ] == [
         (a, 0, 0, 0),
         (b, 3, 1, 2),
         (u, 0, 4, 0),
     ]
-    assert [each.queue for each in await stage.admin.group_progress("g", "U")] == [u]
+    assert [progress.queue for progress in await stage.admin.group_progress("g", "U")] == [u]
     assert await stage.admin.group_progress("h") == []
 
 
 @staged(brokers=2)
-async def test_the_oldest_message_of_a_group_is_one_that_it_has_not_read(stage):
+async def test_the_lag_of_a_group_is_measured_from_its_oldest_unread_message(stage):
     a, b = stage.cluster.add_topic("T", queues=1)
-    # It has read one of each queue long ago, and nothing came until now.
+    # The group read one message of each queue long ago, and no others came until now.
     for queue in (a, b):
         await stage.admin.send(Message(topic="T", body=b"read"), queue)
         await stage.admin.commit_offset("g", queue, 1)
@@ -115,7 +118,7 @@ async def test_the_oldest_message_of_a_group_is_one_that_it_has_not_read(stage):
 
 
 @staged()
-async def test_a_broker_that_measures_from_the_year_1970_is_understood(stage):
+async def test_a_lag_that_a_broker_measures_from_1970_is_corrected(stage):
     # RocketMQ's broker, when retention has deleted the next message of a group.
     (queue,) = stage.cluster.add_topic("T", queues=1)
     await stage.admin.send(Message(topic="T", body=b"x"), queue)
@@ -132,7 +135,7 @@ async def test_a_broker_that_measures_from_the_year_1970_is_understood(stage):
 
 
 @staged(brokers=2)
-async def test_retries_of_all_brokers_add_up_or_are_unknown(stage):
+async def test_waiting_retries_of_all_brokers_add_up_or_are_unknown(stage):
     stage.cluster.add_topic("T", queues=1)
     assert (await stage.admin.group_lag("g")).retries is None
     bodies = [
@@ -154,7 +157,7 @@ async def test_retries_of_all_brokers_add_up_or_are_unknown(stage):
 
 
 @staged(brokers=2)
-async def test_a_client_connected_to_every_broker_is_one_client(stage):
+async def test_a_client_connected_to_every_broker_is_listed_once(stage):
     for n, broker in enumerate(stage.cluster.brokers):
         clients = [
             ClientConnection(f"10.0.0.2:{n}", "c1", "JAVA", 409),
@@ -166,28 +169,28 @@ async def test_a_client_connected_to_every_broker_is_one_client(stage):
 
     found = await stage.admin.group_connections("g")
 
-    assert [each.id for each in found.clients] == ["c1", "only-broker-a", "only-broker-b"]
+    assert [client.id for client in found.clients] == ["c1", "only-broker-a", "only-broker-b"]
     assert found.clients[0].language == "JAVA"
     assert found.subscriptions == {"T": "A || B"}
     assert (found.message_model, found.consume_type) == ("CLUSTERING", "CONSUME_PASSIVELY")
 
 
 @staged(brokers=2)
-async def test_a_group_that_is_connected_to_one_broker_is_connected(stage):
+async def test_a_group_connected_to_only_one_broker_is_listed(stage):
     stage.cluster.brokers[1].consumers["g"] = ConsumerConnections([], "", "", "CLUSTERING", {})
 
     assert (await stage.admin.group_connections("g")).message_model == "CLUSTERING"
 
 
 @staged()
-async def test_a_group_without_consumers_is_told(stage):
+async def test_connections_of_a_group_without_consumers_raise_consumer_offline(stage):
     with pytest.raises(ConsumerOffline, match="group g"):
         await stage.admin.group_connections("g")
 
 
 @staged(brokers=2)
 async def test_producers_are_listed_and_their_absence_is_no_error(stage):
-    """RocketMQ answers "system error" where no producer is connected."""
+    """RocketMQ answers "system error" if no producer is connected."""
     assert await stage.admin.producer_connections("p") == ()
 
     both = ProducerConnections([ClientConnection("10.0.0.2:5", "c1", "JAVA", 409)])
@@ -195,4 +198,4 @@ async def test_producers_are_listed_and_their_absence_is_no_error(stage):
         command.answer(request, body=both.write())
     )
 
-    assert [each.id for each in await stage.admin.producer_connections("p")] == ["c1"]
+    assert [connection.id for connection in await stage.admin.producer_connections("p")] == ["c1"]

@@ -30,7 +30,7 @@ async def sent(stage, *bodies, key="order-1"):
 
 
 async def dead(stage):
-    return [each async for each in stage.admin.dead_letters(GROUP)]
+    return [letter async for letter in stage.admin.dead_letters(GROUP)]
 
 
 def reading(stage, handler, settings):
@@ -40,7 +40,7 @@ def reading(stage, handler, settings):
 
 
 @pytest.mark.parametrize("settings", KINDS, ids=NAMES)
-def test_a_message_that_is_sent_twice_has_one_effect(settings):
+def test_a_message_sent_twice_is_handled_once(settings):
     @staged
     async def scenario(stage):
         calls = []
@@ -61,7 +61,7 @@ def test_a_message_that_is_sent_twice_has_one_effect(settings):
 
 
 @pytest.mark.parametrize("settings", KINDS, ids=NAMES)
-def test_another_message_under_the_same_key_is_a_dead_letter_at_once(settings):
+def test_a_different_message_with_the_same_key_is_dead_lettered_at_once(settings):
     @staged
     async def scenario(stage):
         calls = []
@@ -83,7 +83,7 @@ def test_another_message_under_the_same_key_is_a_dead_letter_at_once(settings):
 
 
 @pytest.mark.parametrize("settings", KINDS, ids=NAMES)
-def test_one_that_somebody_else_is_at_comes_again(settings, caplog):
+def test_a_message_being_handled_elsewhere_is_redelivered(settings, caplog):
     @staged
     async def scenario(stage):
         calls = []
@@ -99,20 +99,20 @@ def test_one_that_somebody_else_is_at_comes_again(settings, caplog):
             async with reading(stage, handle, settings), guard.attempt("order-1"):
                 await until(lambda: len(guard.seen) > 2)
                 assert calls == []
-                raise ZeroDivisionError  # Whoever was at it has failed.
+                raise ZeroDivisionError  # The other attempt has failed.
         async with reading(stage, handle, settings):
             await until(lambda: calls)
         assert calls == [b"tea"]
 
     with caplog.at_level(logging.INFO):
         scenario()
-    said = [each for each in caplog.records if "comes again later" in each.message]
+    said = [record for record in caplog.records if "comes again later" in record.message]
     assert said
-    assert all(each.exc_info is None for each in said)
+    assert all(record.exc_info is None for record in said)
 
 
 @pytest.mark.parametrize("settings", KINDS, ids=NAMES)
-def test_one_whose_turn_it_is_not_comes_again(settings):
+def test_a_message_with_a_version_gap_is_redelivered(settings):
     @staged
     async def scenario(stage):
         calls = []

@@ -1,4 +1,4 @@
-"""Handlers of every shape, and what they are taken to have said."""
+"""Handlers of every kind, and how their results are interpreted."""
 
 import asyncio
 import contextlib
@@ -60,7 +60,7 @@ def test_any_callable_can_be_a_handler(handler):
 
 
 @pytest.mark.parametrize("takes_batch", [False, True])
-def test_a_method_without_its_object_is_refused_with_how_to_register_it(takes_batch):
+def test_an_unbound_method_is_refused_with_advice_on_how_to_register_it(takes_batch):
     with pytest.raises(UsageError, match=r"Object\.plain is a method.*\(service\.handle\)"):
         BoundHandler(Object.plain, takes_batch=takes_batch)
 
@@ -97,9 +97,9 @@ def bill_message_of(message: ReceivedMessage, order: Order) -> None:
 
 
 @pytest.mark.parametrize("plain", [bill, bill_order_of, bill_message_of])
-def test_a_guard_compares_the_bodies_of_messages_whatever_its_handler_takes(plain):
+def test_a_guard_compares_message_bodies_whatever_parameters_its_handler_has(plain):
     def key(*given):
-        return next(one.number for one in given if isinstance(one, Order))
+        return next(argument.number for argument in given if isinstance(argument, Order))
 
     handler = idempotent(MemoryGuard(), key=key)(plain)
 
@@ -108,7 +108,7 @@ def test_a_guard_compares_the_bodies_of_messages_whatever_its_handler_takes(plai
     assert judged(handler, [order(cents=9)]).level == DEAD_LETTER
 
 
-def test_a_guarded_call_inside_a_handler_is_not_compared_by_the_message():
+def test_a_guarded_call_inside_a_handler_does_not_compare_the_message_body():
     inner = MemoryGuard()
 
     @idempotent(inner, key=lambda day: day)
@@ -124,31 +124,31 @@ def test_a_guarded_call_inside_a_handler_is_not_compared_by_the_message():
     assert {payload for _, _, payload in inner.seen} == {None}
 
 
-def test_a_handler_of_batches_gets_all_of_them():
+def test_a_batch_handler_gets_all_messages_of_the_batch():
     got = []
     judged(got.extend, [MESSAGE, MESSAGE], takes_batch=True)
 
     assert got == [MESSAGE, MESSAGE]
 
 
-def test_the_class_is_taken_for_the_word():
+def test_returning_the_class_later_means_later():
     assert judged(lambda message: Later) == Later()
 
 
 @pytest.mark.parametrize(
     "handler", [3, lambda: None, lambda session, message: None, Object().nothing]
 )
-def test_what_cannot_be_called_with_a_message_is_refused_at_once(handler):
+def test_a_handler_that_cannot_take_a_message_is_refused_at_once(handler):
     with pytest.raises(UsageError):
         BoundHandler(handler, takes_batch=False)
 
 
 @pytest.mark.parametrize("said", [None, True, False, 0, "done"])
-def test_only_later_means_later(said):
+def test_return_values_other_than_later_mean_success(said):
     assert judged(lambda message: said) is None
 
 
-def test_a_failure_means_later():
+def test_an_exception_in_a_handler_means_later():
     def fail(message):
         raise ValueError("no such account")
 
@@ -156,7 +156,7 @@ def test_a_failure_means_later():
 
 
 @pytest.mark.parametrize(("attempts", "said"), [(0, "at 7: "), (2, "at 7, retry 2: ")])
-def test_a_failure_is_logged_with_the_retry_it_was(caplog, attempts, said):
+def test_a_failure_is_logged_with_the_number_of_the_retry(caplog, attempts, said):
     def fail(message):
         raise ValueError("no such account")
 
@@ -164,7 +164,7 @@ def test_a_failure_is_logged_with_the_retry_it_was(caplog, attempts, said):
     assert f"a handler failed with message m of T {said}ValueError: no such account" in caplog.text
 
 
-def test_each_attempt_is_one_line_and_each_failure_one_traceback(caplog):
+def test_each_attempt_logs_one_line_and_each_new_failure_one_traceback(caplog):
     reasons = iter(["no such account\n(nor will there be)"] * 3 + ["closed"])
 
     async def fail(message):
@@ -176,16 +176,16 @@ def test_each_attempt_is_one_line_and_each_failure_one_traceback(caplog):
             await handling.judge([SimpleNamespace(id="m", topic="T", offset=7, attempts=attempts)])
 
     asyncio.run(scenario())
-    assert [each.getMessage().partition(" at 7")[2] for each in caplog.records] == [
+    assert [record.getMessage().partition(" at 7")[2] for record in caplog.records] == [
         ": ValueError: no such account",
         ", retry 1: ValueError: no such account",
         ", retry 2: ValueError: no such account",
         ", retry 3: ValueError: closed",
     ]
-    assert [bool(each.exc_info) for each in caplog.records] == [True, False, False, True]
+    assert [bool(record.exc_info) for record in caplog.records] == [True, False, False, True]
 
 
-def test_an_exception_that_cannot_be_shown_is_a_failure_too():
+def test_an_exception_whose_str_raises_counts_as_a_failure():
     class OddError(Exception):
         def __str__(self):
             raise ValueError
@@ -196,8 +196,8 @@ def test_an_exception_that_cannot_be_shown_is_a_failure_too():
     assert "OddError" in judged(fail).reason
 
 
-def test_only_the_own_end_is_an_end():
-    """A handler may await something that others cancel."""
+def test_awaiting_a_cancelled_future_is_a_failure_and_not_a_cancellation():
+    """A handler may await a future that other code cancels."""
 
     async def wait_for_the_cancelled(message):
         future = asyncio.get_running_loop().create_future()
@@ -208,7 +208,7 @@ def test_only_the_own_end_is_an_end():
 
 
 @run_by(in_loop)
-async def test_a_handler_that_is_cancelled_says_nothing():
+async def test_a_cancelled_handler_gives_no_verdict():
     async def sleep(message):
         await asyncio.sleep(3600)
 
@@ -219,12 +219,12 @@ async def test_a_handler_that_is_cancelled_says_nothing():
         await task
 
 
-def test_a_plain_handler_that_raises_what_no_future_holds_has_failed():
+def test_a_plain_handler_that_raises_stop_iteration_has_failed():
     said = judged(lambda message: next(iter(())))
     assert said == Later(reason="RuntimeError: a handler raised StopIteration")
 
 
-def test_what_is_no_exception_is_a_failure_too():
+def test_a_base_exception_in_a_handler_counts_as_a_failure():
     class Odd(BaseException):
         pass
 
@@ -234,7 +234,7 @@ def test_what_is_no_exception_is_a_failure_too():
     assert judged(fail).reason.endswith("Odd")
 
 
-def test_a_program_may_still_be_ended():
+def test_system_exit_in_a_handler_ends_the_program():
     async def end(message):
         raise SystemExit
 
@@ -243,7 +243,7 @@ def test_a_program_may_still_be_ended():
 
 
 @run_by(in_loop)
-async def test_a_handler_cannot_keep_to_itself_that_it_was_cancelled():
+async def test_a_handler_that_suppresses_its_cancellation_still_counts_as_cancelled():
     async def stubborn(message):
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(3600)

@@ -1,4 +1,4 @@
-"""What handlers of every shape are called with, and the reasons for bodies that do not fit."""
+"""The arguments of handlers of every kind, and the reasons for bodies that do not fit."""
 
 import asyncio
 import contextlib
@@ -75,11 +75,11 @@ def given(annotation, body):
 
 
 @pytest.mark.parametrize("hint", [ReceivedMessage, Message, Any, object, HasId, "ReceivedMessage"])
-def test_a_handler_of_the_message_gets_it(hint):
+def test_a_handler_annotated_for_a_message_gets_the_message(hint):
     assert given(hint, b"{}") == (received("T", b"{}"),)
 
 
-def test_a_name_for_type_checkers_alone_means_the_message():
+def test_an_annotation_imported_for_type_checkers_only_means_the_message():
     assert given("elsewhere.ReceivedMessage", b"{}") == (received("T", b"{}"),)
 
 
@@ -124,7 +124,7 @@ def test_lists_of_models_are_read_too():
         (Model, f'{{"count": 1, "names": {{"{"k" * 9_000}": "x"}}}}', "at $.names.kkkk"),
     ],
 )
-def test_a_reason_names_the_field_and_quotes_no_value(hint, body, reason):
+def test_the_reason_for_a_wrong_body_names_the_field_and_quotes_no_value(hint, body, reason):
     with pytest.raises(PayloadInvalid) as refused:
         given(hint, body if isinstance(body, bytes) else body.encode())
 
@@ -148,13 +148,13 @@ def unannotated_second(item: Item, message):
 
 
 @pytest.mark.parametrize("handler", [both, reversed_both, unannotated_second])
-def test_a_handler_of_two_gets_the_body_and_the_message(handler):
+def test_a_handler_with_two_parameters_gets_the_body_and_the_message(handler):
     message = received("T", b'{"count": 3}')
 
     assert handler(*arguments_of(handler)(message)) == (Item(3), message)
 
 
-def test_a_method_and_a_default_are_no_obstacles():
+def test_a_bound_method_with_a_default_parameter_can_be_a_handler():
     class Service:
         def handle(self, item: Item, retries: int = 3):
             return item, retries
@@ -185,13 +185,13 @@ def keyword(item: Item, *, session): ...
         (keyword, "keyword is called with the message, its body, or both, and nothing else"),
     ],
 )
-def test_what_cannot_be_called_is_refused_when_it_is_declared(handler, reason):
+def test_a_handler_with_unusable_parameters_is_refused_when_declared(handler, reason):
     with pytest.raises(UsageError, match=reason):
         BoundHandler(handler, takes_batch=False)
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_wrong_body_is_a_dead_letter_and_calls_nothing(is_async):
+def test_a_body_of_the_wrong_type_is_dead_lettered_without_calling_the_handler(is_async):
     called, observed = [], []
 
     async def later(item: Item):

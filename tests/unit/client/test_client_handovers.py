@@ -28,7 +28,7 @@ class Credits:
         self.booked = []
 
     def member(self, name, settings, *, takes_s=0.0):
-        """A consumer whose handler takes so long between looking and booking."""
+        """A consumer whose handler waits ``takes_s`` between looking and booking."""
         consumer = PushConsumer(GROUP, self.stage.broker.names, settings, *self.stage.ports(name))
 
         async def credit(message):
@@ -62,7 +62,7 @@ def held(consumer):
     ids=["another joins", "cut off", "cut off in order"],
 )
 @pytest.mark.parametrize("guarded", [True, False], ids=["guarded", "bare"])
-def test_a_queue_that_two_members_have_for_a_moment_has_each_transfer_credited_once(
+def test_a_queue_held_by_two_members_for_a_moment_credits_each_transfer_once(
     guarded, settings, is_cut_off, takes_s
 ):
     """Without a guard the same handover books twice, so both members really had the message."""
@@ -92,8 +92,8 @@ def test_a_queue_that_two_members_have_for_a_moment_has_each_transfer_credited_o
 
 
 @pytest.mark.fault("N11")
-def test_a_member_that_stands_still_for_five_seconds_keeps_its_queues():
-    """As one does whose event loop is blocked by a handler: the broker does not miss it."""
+def test_a_member_paused_for_five_seconds_keeps_its_queues():
+    """As when a handler blocks the event loop: the broker does not notice."""
 
     @staged
     async def scenario(stage):

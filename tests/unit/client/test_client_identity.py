@@ -21,14 +21,14 @@ def fields(text):
     return [int.from_bytes(data[start:end], "big") for start, end in cuts]
 
 
-def test_an_id_has_the_length_and_case_of_stock_ones():
+def test_an_id_has_the_length_and_case_of_stock_ids():
     found = UniqueIds(Wall(2024, 5, 1), SeededEntropy(1)).next()
 
     assert len(found) == 32
     assert found == found.upper()
 
 
-def test_tools_read_the_time_since_the_month_began():
+def test_an_id_holds_the_milliseconds_since_the_month_began():
     found = UniqueIds(Wall(2024, 5, 3, 4, 5, 6, 789_000), SeededEntropy(1)).next()
 
     assert fields(found)[3] == ((2 * 24 + 4) * 3600 + 5 * 60 + 6) * 1000 + 789
@@ -38,16 +38,16 @@ def test_the_first_moment_of_a_month_is_zero():
     assert fields(UniqueIds(Wall(2024, 2, 1), SeededEntropy(1)).next())[3] == 0
 
 
-def test_ids_of_one_moment_differ():
+def test_ids_created_at_one_moment_differ():
     ids = UniqueIds(Wall(2024, 5, 1), SeededEntropy(1))
 
     found = [ids.next() for _ in range(70_000)]
 
     assert len(set(found[: 1 << 16])) == 1 << 16
-    assert [fields(each)[4] for each in found[:3]] == [0, 1, 2]
+    assert [fields(unique_id)[4] for unique_id in found[:3]] == [0, 1, 2]
 
 
-def test_time_and_count_go_on_side_by_side():
+def test_the_time_and_the_counter_of_an_id_advance_independently():
     wall = Wall(2024, 5, 31, 23, 59, 59, 999_000)
     ids = UniqueIds(wall, SeededEntropy(1))
 
@@ -57,13 +57,13 @@ def test_time_and_count_go_on_side_by_side():
     wall.at = datetime(2024, 5, 31, 23, 59, 59, 999_000, tzinfo=UTC)  # The clock was set back.
     again = ids.next()
 
-    late_ms = (31 * 86_400_000 - 1) & 0x7FFFFFFF  # As much of it as an id has room for.
-    moments = [fields(each)[3:] for each in (*last, first, again)]
+    late_ms = (31 * 86_400_000 - 1) & 0x7FFFFFFF  # The bits of it that an id has room for.
+    moments = [fields(unique_id)[3:] for unique_id in (*last, first, again)]
     assert moments == [[late_ms, 0], [late_ms, 1], [0, 2], [late_ms, 3]]
-    assert len({each[:20] for each in (*last, first, again)}) == 1
+    assert len({unique_id[:20] for unique_id in (*last, first, again)}) == 1
 
 
-def test_clients_differ_by_lot_and_repeat_with_the_seed():
+def test_ids_differ_between_clients_and_repeat_with_the_seed():
     first, second, again = (
         UniqueIds(Wall(2024, 5, 1), SeededEntropy(seed)).next() for seed in (1, 2, 1)
     )

@@ -11,7 +11,7 @@ def message(*keys, body=b"x", **more):
 
 
 @staged(brokers=2)
-async def test_a_message_is_viewed_where_it_lies(stage):
+async def test_a_message_is_viewed_at_the_broker_that_stores_it(stage):
     queues = stage.cluster.add_topic("T")
     for queue in queues:
         receipt = await stage.admin.send(message(body=str(queue).encode()), queue)
@@ -22,7 +22,7 @@ async def test_a_message_is_viewed_where_it_lies(stage):
 
 
 @staged()
-async def test_a_broker_the_name_server_does_not_know_has_no_name(stage):
+async def test_a_message_at_a_broker_unknown_to_the_name_server_has_no_broker_name(stage):
     (queue, *_) = stage.cluster.add_topic("T")
     receipt = await stage.admin.send(message(), queue)
     stage.cluster.brokers.clear()
@@ -31,7 +31,7 @@ async def test_a_broker_the_name_server_does_not_know_has_no_name(stage):
 
 
 @pytest.mark.parametrize("text", ["", "xyz", "00", "0" * 33])
-def test_what_is_no_place_is_not_asked_for(text):
+def test_a_malformed_offset_id_is_refused_without_a_request(text):
     @staged()
     async def scenario(stage):
         with pytest.raises(LocalProtocolError):
@@ -42,7 +42,7 @@ def test_what_is_no_place_is_not_asked_for(text):
 
 
 @staged()
-async def test_a_place_without_a_message_is_refused(stage):
+async def test_viewing_an_offset_without_a_message_is_refused(stage):
     host, port = stage.cluster.brokers[0].address.rsplit(":", 1)
 
     with pytest.raises(InternalError):
@@ -61,12 +61,12 @@ async def test_a_key_finds_messages_of_all_brokers_oldest_first(stage):
 
     found = await stage.admin.query("T", "k2")
 
-    assert [each.id for each in found] == sent
-    assert {each.queue.broker for each in found} == {"broker-a", "broker-b"}
+    assert [hit.id for hit in found] == sent
+    assert {hit.queue.broker for hit in found} == {"broker-a", "broker-b"}
 
 
 @staged()
-async def test_another_key_with_the_same_hash_is_not_what_was_asked_for(stage):
+async def test_a_message_whose_key_only_shares_the_hash_is_not_found(stage):
     stage.cluster.add_topic("T")
     await stage.admin.send(message("kin"))
 
@@ -74,14 +74,14 @@ async def test_another_key_with_the_same_hash_is_not_what_was_asked_for(stage):
 
 
 @staged(brokers=2)
-async def test_a_key_nobody_has_finds_nothing(stage):
+async def test_an_unused_key_finds_nothing(stage):
     stage.cluster.add_topic("T")
 
     assert await stage.admin.query("T", "k") == []
 
 
 @staged()
-async def test_a_query_hands_on_its_bounds(stage):
+async def test_a_query_passes_its_bounds_to_the_broker(stage):
     stage.cluster.add_topic("T")
 
     await stage.admin.query("T", "k", count=3, begin_ms=5, end_ms=6)
@@ -93,17 +93,17 @@ async def test_a_query_hands_on_its_bounds(stage):
 
 
 @staged(brokers=2)
-async def test_the_id_a_producer_gave_finds_its_message(stage):
+async def test_a_message_is_found_by_the_id_its_producer_gave_it(stage):
     queues = stage.cluster.add_topic("T")
     receipts = [await stage.admin.send(message(), queue) for queue in queues]
 
-    found = [await stage.admin.find("T", each.id) for each in receipts]
+    found = [await stage.admin.find("T", sent.id) for sent in receipts]
 
-    assert [each.queue for each in found] == queues
+    assert [sent.queue for sent in found] == queues
 
 
 @staged(brokers=2)
-async def test_of_a_message_sent_twice_the_first_is_found(stage):
+async def test_of_a_message_sent_twice_the_earlier_one_is_found(stage):
     a, b = stage.cluster.add_topic("T", queues=1)
     again = message(properties={"UNIQ_KEY": "SAME"})
     await stage.admin.send(again, b)
@@ -114,7 +114,7 @@ async def test_of_a_message_sent_twice_the_first_is_found(stage):
 
 
 @staged()
-async def test_an_id_nobody_gave_is_not_found(stage):
+async def test_an_unknown_message_id_is_not_found(stage):
     stage.cluster.add_topic("T")
     receipt = await stage.admin.send(message())
 

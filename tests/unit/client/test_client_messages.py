@@ -40,7 +40,7 @@ def refuse(code):
 
 
 @staged()
-async def test_what_is_sent_can_be_pulled(stage):
+async def test_a_sent_message_can_be_pulled(stage):
     stage.cluster.add_topic("T")
     sent = message(tags="A", keys=("k1", "k2"), properties={"p": "q"}, flag=5)
 
@@ -56,12 +56,12 @@ async def test_what_is_sent_can_be_pulled(stage):
 
 
 @staged()
-async def test_a_send_says_what_stock_producers_say(stage):
+async def test_a_send_has_the_header_fields_of_stock_producers(stage):
     (queue, *_) = stage.cluster.add_topic("T")
 
     receipt = await stage.admin.send(message(), queue)
 
-    ((_, _, fields),) = [each for each in stage.cluster.asked if each[1] == SEND]
+    ((_, _, fields),) = [request for request in stage.cluster.asked if request[1] == SEND]
     born = int(fields.pop("g"))
     assert abs(born - stage.world.machine("client").clock.wall_ms()) < 1000
     assert fields == {
@@ -72,32 +72,36 @@ async def test_a_send_says_what_stock_producers_say(stage):
 
 
 @staged(brokers=2)
-async def test_queues_are_written_to_in_turn(stage):
+async def test_sends_rotate_through_the_queues(stage):
     queues = stage.cluster.add_topic("T", queues=2)
 
     receipts = [await stage.admin.send(message()) for _ in range(8)]
 
-    assert sorted(each.queue for each in receipts[:4]) == queues
-    assert [each.queue for each in receipts[4:]] == [each.queue for each in receipts[:4]]
+    assert sorted(receipt.queue for receipt in receipts[:4]) == queues
+    assert [receipt.queue for receipt in receipts[4:]] == [
+        receipt.queue for receipt in receipts[:4]
+    ]
 
 
 @staged(brokers=2)
-async def test_a_chosen_queue_is_kept_to(stage):
+async def test_sends_to_a_chosen_queue_stay_there(stage):
     queue = stage.cluster.add_topic("T")[3]
 
     receipts = [await stage.admin.send(message(), queue) for _ in range(3)]
 
-    assert [(each.queue, each.offset) for each in receipts] == [(queue, n) for n in range(3)]
+    assert [(receipt.queue, receipt.offset) for receipt in receipts] == [
+        (queue, n) for n in range(3)
+    ]
 
 
 @staged()
-async def test_a_queue_of_another_topic_is_no_place_for_a_message(stage):
+async def test_sending_to_a_queue_of_another_topic_is_refused(stage):
     with pytest.raises(UsageError):
         await stage.admin.send(message(), Queue("U", "broker-a", 0))
 
 
 @staged()
-async def test_the_broker_has_the_last_word_on_the_queue(stage):
+async def test_the_queue_of_a_result_is_the_one_that_the_broker_reports(stage):
     """A topic that is created by its first message may have fewer queues than were asked for."""
     stage.cluster.add_topic("T")
     answer = {"msgId": "00", "queueId": "0", "queueOffset": "9"}
@@ -109,7 +113,7 @@ async def test_the_broker_has_the_last_word_on_the_queue(stage):
 
 
 @staged()
-async def test_a_first_message_makes_its_topic_where_the_template_allows(stage):
+async def test_a_first_message_creates_its_topic_if_the_template_topic_allows_it(stage):
     stage.cluster.add_topic("TBW102", queues=8, perm=7)
 
     receipt = await stage.admin.send(message())
@@ -119,13 +123,13 @@ async def test_a_first_message_makes_its_topic_where_the_template_allows(stage):
 
 
 @staged()
-async def test_without_a_template_an_unknown_topic_is_refused(stage):
+async def test_an_unknown_topic_is_refused_without_a_template_topic(stage):
     with pytest.raises(TopicNotFound):
         await stage.admin.send(message())
 
 
 @staged()
-async def test_a_topic_that_is_only_read_takes_nothing(stage):
+async def test_a_send_to_a_read_only_topic_is_refused(stage):
     stage.cluster.add_topic("T", perm=4)
 
     with pytest.raises(NoPermission):
@@ -148,7 +152,7 @@ def test_a_refusal_says_whether_the_message_is_stored(code, leaf, effect):
 
 
 @staged()
-async def test_nothing_is_sent_twice(stage):
+async def test_a_send_without_an_answer_is_not_repeated(stage):
     stage.cluster.add_topic("T")
     stage.cluster.replies[SEND] = lambda request: None
 
@@ -159,7 +163,7 @@ async def test_nothing_is_sent_twice(stage):
 
 
 @staged()
-async def test_after_a_sign_that_the_route_is_wrong_it_is_asked_for_again(stage):
+async def test_the_route_is_fetched_again_after_a_topic_not_found_refusal(stage):
     (queue, *_) = stage.cluster.add_topic("T")
     await stage.admin.send(message(), queue)
     stage.cluster.replies[SEND] = refuse(17)
@@ -173,7 +177,7 @@ async def test_after_a_sign_that_the_route_is_wrong_it_is_asked_for_again(stage)
 
 
 @staged()
-async def test_after_a_broker_is_gone_its_route_is_asked_for_again(stage):
+async def test_the_route_is_fetched_again_after_a_failed_connection(stage):
     (queue, *_) = stage.cluster.add_topic("T")
     await stage.session.route("T")
     stage.cluster.listeners[0].close()
@@ -198,10 +202,12 @@ async def test_a_batch_is_stored_together(stage):
     results = await stage.admin.send_batch([message(b"1"), message(large, tags="B")], queue)
 
     batch = await stage.admin.pull(queue, results[0].offset)
-    assert [(each.queue, each.offset) for each in results] == [(queue, 1), (queue, 2)]
-    assert [each.body for each in batch.messages] == [b"1", large]
-    assert [each.id for each in batch.messages] == [each.id for each in results]
-    assert [each.offset_id for each in batch.messages] == [each.offset_id for each in results]
+    assert [(stored.queue, stored.offset) for stored in results] == [(queue, 1), (queue, 2)]
+    assert [stored.body for stored in batch.messages] == [b"1", large]
+    assert [stored.id for stored in batch.messages] == [stored.id for stored in results]
+    assert [stored.offset_id for stored in batch.messages] == [
+        stored.offset_id for stored in results
+    ]
     assert batch.messages[1].tags == "B"
 
 
@@ -214,7 +220,7 @@ async def test_a_batch_is_stored_together(stage):
         [message(), message(properties={"DELAY": "3"})],
     ],
 )
-def test_some_messages_cannot_travel_together(messages):
+def test_an_invalid_batch_is_refused_without_a_request(messages):
     @staged()
     async def scenario(stage):
         with pytest.raises(LocalProtocolError):
@@ -225,7 +231,7 @@ def test_some_messages_cannot_travel_together(messages):
 
 
 @staged()
-async def test_a_batch_has_the_size_of_a_message_at_most(stage):
+async def test_a_batch_larger_than_the_largest_message_is_refused(stage):
     with pytest.raises(LimitExceeded):
         await stage.admin.send_batch([message(b"x" * (1 << 20))] * 4)
 
@@ -234,19 +240,19 @@ async def test_a_batch_has_the_size_of_a_message_at_most(stage):
 
 
 @staged()
-async def test_a_pull_brings_no_more_than_was_asked_for(stage):
+async def test_a_pull_returns_no_more_than_the_requested_count(stage):
     (queue, *_) = stage.cluster.add_topic("T")
     for n in range(5):
         await stage.admin.send(message(b"%d" % n), queue)
 
     batch = await stage.admin.pull(queue, 1, 3)
 
-    assert [each.body for each in batch.messages] == [b"1", b"2", b"3"]
+    assert [pulled.body for pulled in batch.messages] == [b"1", b"2", b"3"]
     assert (batch.next_offset, batch.min_offset, batch.max_offset) == (4, 0, 5)
 
 
 @staged()
-async def test_an_empty_pull_says_where_to_go_on(stage):
+async def test_a_pull_without_messages_returns_the_next_offset(stage):
     (queue, *_) = stage.cluster.add_topic("T")
 
     empty = await stage.admin.pull(queue, 0)
@@ -257,7 +263,7 @@ async def test_an_empty_pull_says_where_to_go_on(stage):
 
 
 @staged()
-async def test_a_pull_where_no_message_matched_goes_on_behind_them(stage):
+async def test_a_pull_where_no_message_matched_continues_behind_them(stage):
     (queue, *_) = stage.cluster.add_topic("T")
     bounds = PullAnswer(0, 7, 0, 9)
     stage.cluster.replies[PULL] = lambda request: command.answer(request, 20, bounds)
@@ -275,7 +281,7 @@ async def test_tags_are_compared_by_text_where_the_broker_compared_hashes(stage)
 
     batch = await stage.admin.pull(queue, 0, tags="Aa || C")
 
-    assert [each.tags for each in batch.messages] == ["Aa", "C"]
+    assert [pulled.tags for pulled in batch.messages] == ["Aa", "C"]
     assert batch.next_offset == 3
 
 
@@ -285,7 +291,7 @@ async def test_a_pull_needs_no_heartbeat_and_commits_nothing(stage):
 
     await stage.admin.pull(queue, 4, 5, "g", hold=1.5, tags="A")
 
-    ((_, _, fields),) = [each for each in stage.cluster.asked if each[1] == PULL]
+    ((_, _, fields),) = [request for request in stage.cluster.asked if request[1] == PULL]
     assert int(fields.pop("sysFlag")) == PullFlag.SUSPEND | PullFlag.SUBSCRIPTION
     assert fields == {
         "consumerGroup": "g", "topic": "T", "queueId": "0", "queueOffset": "4",
@@ -300,12 +306,12 @@ async def test_a_pull_without_a_hold_does_not_ask_for_one(stage):
 
     await stage.admin.pull(queue, 0)
 
-    ((_, _, fields),) = [each for each in stage.cluster.asked if each[1] == PULL]
+    ((_, _, fields),) = [request for request in stage.cluster.asked if request[1] == PULL]
     assert int(fields["sysFlag"]) == PullFlag.SUBSCRIPTION
 
 
 @staged()
-async def test_a_held_pull_is_waited_for_past_its_end(stage):
+async def test_a_held_pull_times_out_after_its_hold_and_a_grace_period(stage):
     (queue, *_) = stage.cluster.add_topic("T")
     stage.cluster.replies[PULL] = lambda request: None
     before = stage.world.now()
@@ -317,7 +323,7 @@ async def test_a_held_pull_is_waited_for_past_its_end(stage):
 
 
 @staged()
-async def test_a_held_pull_does_not_hold_up_others(stage):
+async def test_a_held_pull_does_not_delay_other_requests(stage):
     (queue, *_) = stage.cluster.add_topic("T")
     stage.cluster.replies[PULL] = lambda request: None
     held = asyncio.create_task(stage.admin.pull(queue, 0, hold="20s"))
@@ -340,7 +346,7 @@ async def test_a_refused_pull_is_an_error(stage):
 
 
 @staged()
-async def test_what_is_no_record_is_the_brokers_fault(stage):
+async def test_a_malformed_record_in_a_pull_is_a_remote_protocol_error(stage):
     (queue, *_) = stage.cluster.add_topic("T")
     bounds = PullAnswer(0, 1, 0, 1)
     stage.cluster.replies[PULL] = lambda request: command.answer(request, 0, bounds, body=b"junk")
@@ -368,13 +374,13 @@ def handle(topic="T", broker="broker-b"):
 
 
 @staged(brokers=2)
-async def test_a_message_is_recalled_where_it_waits(stage):
+async def test_a_message_is_recalled_at_the_broker_that_holds_it(stage):
     stage.cluster.add_topic("T")
     stage.cluster.replies[RECALL] = lambda request: command.answer(request, 0, RecallAnswer("AC11"))
 
     assert await stage.admin.recall("T", handle(), group="g") == "AC11"
 
-    ((who, _, fields),) = [each for each in stage.cluster.asked if each[1] == RECALL]
+    ((who, _, fields),) = [asked for asked in stage.cluster.asked if asked[1] == RECALL]
     assert who == "broker-b"
     assert fields == {
         "topic": "T",
@@ -385,7 +391,7 @@ async def test_a_message_is_recalled_where_it_waits(stage):
 
 
 @staged()
-async def test_a_message_is_recalled_whose_topic_nobody_was_told_of_yet(stage):
+async def test_a_message_of_a_topic_without_a_route_can_be_recalled(stage):
     stage.cluster.add_topic("TBW102")
     stage.cluster.replies[RECALL] = lambda request: command.answer(request, 0, RecallAnswer("AC11"))
 
@@ -393,7 +399,7 @@ async def test_a_message_is_recalled_whose_topic_nobody_was_told_of_yet(stage):
 
 
 @staged()
-async def test_a_send_for_later_says_how_it_is_recalled(stage):
+async def test_the_result_of_a_delayed_send_has_a_recall_handle(stage):
     stage.cluster.add_topic("T")
     assert (await stage.admin.send(message())).recall_handle is None
     told = SendAnswer("00", 0, 7, recall_handle=handle())
@@ -405,7 +411,7 @@ async def test_a_send_for_later_says_how_it_is_recalled(stage):
 
 
 @staged()
-async def test_what_cannot_be_recalled_is_told_without_asking_anybody(stage):
+async def test_an_invalid_recall_handle_is_refused_without_a_request(stage):
     stage.cluster.add_topic("T")
     with pytest.raises(IllegalOperation, match="'nonsense' is not a recall handle"):
         await stage.admin.recall("T", "nonsense")
@@ -415,7 +421,7 @@ async def test_what_cannot_be_recalled_is_told_without_asking_anybody(stage):
 
 
 @staged()
-async def test_a_recall_is_refused_by_whoever_cannot_do_it(stage):
+async def test_a_failed_recall_raises_the_error_that_fits_its_cause(stage):
     stage.cluster.add_topic("T")
     here = handle(broker="broker-a")
     with pytest.raises(TopicNotFound, match="broker-b"):

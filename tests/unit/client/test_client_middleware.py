@@ -41,7 +41,7 @@ class Noting(Middleware):
 
 
 @acting()
-async def test_the_first_is_outermost_and_errors_pass_through_as_the_handlers(stage):
+async def test_the_first_middleware_is_outermost_and_sees_errors_of_the_handler(stage):
     notes = []
     client = stage.client()
     client.middleware(Noting("a", notes))
@@ -67,7 +67,7 @@ async def test_the_first_is_outermost_and_errors_pass_through_as_the_handlers(st
 
 
 @acting()
-async def test_a_verdict_of_middleware_counts_and_its_error_is_one_of_the_handler(stage):
+async def test_middleware_can_give_a_verdict_and_its_errors_count_as_handler_errors(stage):
     client = stage.client()
 
     @client.middleware
@@ -84,7 +84,7 @@ async def test_a_verdict_of_middleware_counts_and_its_error_is_one_of_the_handle
 
 
 @acting()
-async def test_every_way_to_send_passes_through(stage):
+async def test_every_kind_of_send_passes_through_middleware(stage):
     notes = []
     client = stage.client()
     client.middleware(Noting("a", notes))
@@ -100,9 +100,9 @@ async def test_every_way_to_send_passes_through(stage):
         queues = (await client.admin.route(TOPIC)).readable
         await stage.until(lambda: sum(map(len, stage.broker.queues.values())) == 6)
         got = [
-            (one.body, one.properties["by"])
+            (received.body, received.properties["by"])
             for queue in queues
-            for one in (await client.admin.pull(queue, 0)).messages
+            for received in (await client.admin.pull(queue, 0)).messages
         ]
 
     assert sorted(got) == [(b"%d" % number, "ab") for number in range(6)]
@@ -120,7 +120,7 @@ class Refusing(Middleware):
 
 
 @acting()
-async def test_a_batch_is_sent_whole_or_not_at_all(stage):
+async def test_a_batch_with_a_message_that_middleware_refuses_is_not_sent(stage):
     client = stage.client()
     client.middleware(Refusing())
     async with client, Producer("p", client) as producer:

@@ -8,7 +8,7 @@ from txmq.protocol.bodies import ConsumerConnections
 
 
 async def fill(stage, queue, count):
-    """Messages one second apart; returns when the first was stored."""
+    """Messages one second apart; returns the time at which the first was stored."""
     clock = stage.world.machine("server").clock
     first = None
     for _ in range(count):
@@ -20,7 +20,7 @@ async def fill(stage, queue, count):
 
 
 @staged()
-async def test_a_queue_begins_and_ends(stage):
+async def test_a_queue_has_a_min_and_a_max_offset(stage):
     (queue, *_) = stage.cluster.add_topic("T")
     assert await stage.admin.max_offset(queue) == 0
 
@@ -30,7 +30,7 @@ async def test_a_queue_begins_and_ends(stage):
 
 
 @staged()
-async def test_a_time_has_an_offset(stage):
+async def test_an_offset_is_found_by_time(stage):
     (queue, *_) = stage.cluster.add_topic("T")
     first_ms = await fill(stage, queue, 3)
 
@@ -40,7 +40,7 @@ async def test_a_time_has_an_offset(stage):
 
 
 @staged()
-async def test_a_group_that_never_said_has_no_offset(stage):
+async def test_a_group_that_never_committed_has_no_offset(stage):
     (queue, other) = stage.cluster.add_topic("T")
     assert await stage.admin.committed_offset("g", queue) is None
 
@@ -58,7 +58,7 @@ async def test_offsets_of_unknown_queues_are_refused(stage):
 
 
 @staged()
-async def test_a_group_without_consumers_is_moved_by_writing_its_offsets(stage):
+async def test_resetting_a_group_without_consumers_writes_its_offsets(stage):
     (queue, other) = stage.cluster.add_topic("T")
     first_ms = await fill(stage, queue, 3)
     await stage.admin.commit_offset("g", queue, 3)
@@ -70,7 +70,7 @@ async def test_a_group_without_consumers_is_moved_by_writing_its_offsets(stage):
 
 
 @staged()
-async def test_a_group_can_be_taken_to_the_end(stage):
+async def test_a_group_can_be_reset_to_the_end(stage):
     (queue, other) = stage.cluster.add_topic("T")
     await fill(stage, queue, 3)
 
@@ -78,7 +78,7 @@ async def test_a_group_can_be_taken_to_the_end(stage):
 
 
 @staged()
-async def test_unless_forced_a_group_skips_nothing(stage):
+async def test_a_reset_without_force_skips_no_messages(stage):
     (queue, other) = stage.cluster.add_topic("T")
     await fill(stage, queue, 3)
     await stage.admin.commit_offset("g", queue, 1)
@@ -89,7 +89,7 @@ async def test_unless_forced_a_group_skips_nothing(stage):
 
 
 @staged(brokers=2)
-async def test_brokers_move_the_consumers_that_are_connected_to_them(stage):
+async def test_brokers_reset_the_offsets_of_their_connected_consumers(stage):
     queues = stage.cluster.add_topic("T", queues=1)
     for queue in queues:
         await fill(stage, queue, 2)

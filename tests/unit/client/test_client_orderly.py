@@ -20,8 +20,8 @@ ORDERLY = {"is_orderly": True, "rebalance_interval": 1000.0}
 
 
 @acting()
-async def test_a_queue_is_handled_one_message_after_the_other(stage):
-    stage.put(*[b"%d" % each for each in range(5)])
+async def test_messages_of_a_queue_are_handled_one_at_a_time(stage):
+    stage.put(*[b"%d" % number for number in range(5)])
     at_work = []
 
     async def alone(message):
@@ -38,7 +38,7 @@ async def test_a_queue_is_handled_one_message_after_the_other(stage):
 
 
 @acting(queues=3)
-async def test_queues_are_handled_side_by_side_up_to_the_concurrency(stage):
+async def test_queues_are_handled_in_parallel_up_to_the_concurrency(stage):
     for number in range(3):
         stage.put(b"%d" % number, number=number)
     at_work = []
@@ -55,7 +55,7 @@ async def test_queues_are_handled_side_by_side_up_to_the_concurrency(stage):
 
 
 @acting()
-async def test_a_failure_suspends_the_queue_and_tries_the_same_message_again(stage):
+async def test_a_failure_suspends_the_queue_and_retries_the_same_message(stage):
     async def fail(message):
         if message.body == b"0" and message.attempts < 3:
             if message.attempts == 1:
@@ -68,7 +68,7 @@ async def test_a_failure_suspends_the_queue_and_tries_the_same_message_again(sta
         await stage.until(lambda: stage.bodies() == [b"0"] * 4 + [b"1"])
     at = [moment for _, _, _, moment in stage.seen]
     assert [round(b - a) for a, b in zip(at, at[1:], strict=False)] == [1, 7, 1, 0]
-    assert [each[2] for each in stage.seen] == [0, 1, 2, 3, 0]
+    assert [delivery[2] for delivery in stage.seen] == [0, 1, 2, 3, 0]
     assert not stage.asked(SEND_BACK)
 
 
@@ -88,7 +88,7 @@ async def test_a_message_that_failed_too_often_goes_to_the_dead_letters(stage):
 
 
 @acting()
-async def test_where_it_cannot_be_given_up_it_is_tried_on(stage):
+async def test_a_message_that_cannot_be_dead_lettered_is_retried_further(stage):
     stage.cluster.replies[SEND_BACK] = lambda request: command.answer(request, 1, remark="no")
 
     async def fail(message):
@@ -101,7 +101,7 @@ async def test_where_it_cannot_be_given_up_it_is_tried_on(stage):
 
 
 @acting()
-async def test_broadcasts_need_no_locks_and_drop_failures(stage):
+async def test_broadcast_consumers_need_no_locks_and_drop_failed_messages(stage):
     async def fail(message):
         raise ValueError
 
@@ -125,7 +125,7 @@ async def test_locks_are_renewed_while_they_are_held(stage):
 
 
 @acting()
-async def test_a_queue_that_somebody_else_has_locked_is_let_go(stage):
+async def test_a_queue_locked_by_another_member_is_released(stage):
     async with stage.client() as client, stage.reader(client, **ORDERLY) as consumer:
         await stage.until(lambda: QUEUE in consumer.positions())
         stage.broker.locks[GROUP, TOPIC, 0] = "somebody else"
@@ -139,7 +139,7 @@ async def test_a_queue_that_somebody_else_has_locked_is_let_go(stage):
 
 
 @acting()
-async def test_nothing_is_handled_once_a_lock_may_have_run_out(stage):
+async def test_nothing_is_handled_once_a_lock_may_have_expired(stage):
     async with stage.client() as client, stage.reader(client, **ORDERLY) as consumer:
         await stage.until(lambda: QUEUE in consumer.positions())
         stage.cluster.replies[LOCK] = lambda request: None
@@ -153,7 +153,7 @@ async def test_nothing_is_handled_once_a_lock_may_have_run_out(stage):
 
 
 @acting()
-async def test_a_lock_is_looked_at_again_after_a_rest(stage):
+async def test_a_lock_is_checked_again_after_a_suspension(stage):
     async def fail(message):
         return Later(suspend=30.0)
 
@@ -166,7 +166,7 @@ async def test_a_lock_is_looked_at_again_after_a_rest(stage):
 
 
 @acting()
-async def test_a_stop_hands_the_queue_over_at_once(stage):
+async def test_a_stopped_consumer_hands_its_queue_over_at_once(stage):
     async with stage.client("one") as one, stage.client("two") as two:
         first, second = stage.reader(one, **ORDERLY), stage.reader(two, **ORDERLY)
         async with first:
@@ -184,8 +184,8 @@ async def test_a_stop_hands_the_queue_over_at_once(stage):
 
 
 @acting()
-async def test_a_stop_does_not_wait_for_what_fails_again_and_again(stage):
-    """Nor is anything behind it handled: the next member begins with it."""
+async def test_a_stop_does_not_wait_for_a_message_that_keeps_failing(stage):
+    """The messages behind it are not handled either: the next member starts with it."""
 
     async def fail(message):
         await asyncio.sleep(3)
@@ -206,9 +206,9 @@ async def test_a_stop_does_not_wait_for_what_fails_again_and_again(stage):
 
 
 @acting(queues=2)
-async def test_a_queue_changes_hands_only_after_its_handler(stage):
-    """And what was fetched and not handled comes to the next member, in order."""
-    stage.put(*[b"%d" % each for each in range(6)], number=1)
+async def test_a_queue_is_handed_over_only_after_its_handler_ends(stage):
+    """Fetched messages that were not handled go to the next member, in order."""
+    stage.put(*[b"%d" % number for number in range(6)], number=1)
     at_work = []
 
     async def slow(message):
@@ -231,7 +231,7 @@ async def test_a_queue_changes_hands_only_after_its_handler(stage):
 
 
 @acting()
-async def test_a_lock_is_given_back_where_the_queue_cannot_be_begun_with(stage):
+async def test_a_lock_is_released_when_the_start_offset_cannot_be_read(stage):
     query = RequestCode.QUERY_CONSUMER_OFFSET
     stage.cluster.replies[query] = lambda request: command.answer(request, 1, remark="no")
     async with stage.client() as client, stage.reader(client, **ORDERLY) as consumer:
@@ -243,7 +243,7 @@ async def test_a_lock_is_given_back_where_the_queue_cannot_be_begun_with(stage):
 
 
 @pytest.mark.parametrize("name", ["lock", "unlock"])
-def test_the_broker_is_told_who_locks_what(name):
+def test_lock_and_unlock_requests_name_the_client_and_the_group(name):
     @acting()
     async def scenario(stage):
         told = []
@@ -264,8 +264,8 @@ def test_the_broker_is_told_who_locks_what(name):
 
 
 @acting(queues=2)
-async def test_a_queue_waits_for_a_handler_however_slow(stage):
-    """Only a stop gives handlers up after ``stop_timeout``."""
+async def test_a_rebalance_waits_for_a_slow_handler(stage):
+    """Only a stop cancels handlers after ``stop_timeout``."""
     stage.put(b"0", b"1", number=1)
     at_work = []
 
@@ -291,14 +291,14 @@ async def test_a_queue_waits_for_a_handler_however_slow(stage):
 
 
 @acting()
-async def test_a_queue_whose_lock_had_run_out_is_begun_with_anew(stage):
-    """Whoever had it meanwhile may have gone on, and given it back."""
+async def test_a_queue_whose_lock_expired_restarts_from_the_committed_offset(stage):
+    """Another member may have consumed from it and released it in between."""
 
     async def slow(message):
         if message.body == b"0":
             await asyncio.sleep(100)
 
-    stage.put(*[b"%d" % each for each in range(4)])
+    stage.put(*[b"%d" % number for number in range(4)])
     async with stage.client() as client, stage.reader(client, slow, **ORDERLY):
         await stage.until(lambda: stage.seen)
         stage.cluster.replies[LOCK] = lambda request: None
@@ -311,7 +311,7 @@ async def test_a_queue_whose_lock_had_run_out_is_begun_with_anew(stage):
 
 
 @acting()
-async def test_a_handler_that_is_given_up_ends_before_its_queue_is_somebody_elses(stage):
+async def test_a_handler_cut_short_by_a_stop_ends_before_its_queue_is_unlocked(stage):
     ends = []
 
     async def slow(message):

@@ -1,4 +1,4 @@
-"""Messages that nobody can read: they are put aside, and their queue goes on."""
+"""Unreadable messages: they become dead letters, and their queue goes on."""
 
 import asyncio
 import tempfile
@@ -19,14 +19,14 @@ COMPRESSED = int(SysFlag.COMPRESSED)
 
 
 def put_poison(stage, topic=TOPIC, text="UNIQ_KEY\x01P\x02"):
-    """A message that says it is compressed, and is not."""
+    """A message that claims to be compressed, but is not."""
     sent = SimpleNamespace(born_timestamp=1)
     stage.broker.store(topic, 0, sent, b"poison", text, 0, COMPRESSED)
 
 
 @pytest.mark.fault("M12")
 @pytest.mark.parametrize("settings", [{}, {"is_orderly": True}])
-def test_a_body_that_does_not_decompress_goes_to_the_dead_letters_and_the_queue_goes_on(settings):
+def test_a_body_that_does_not_decompress_is_dead_lettered_and_the_queue_goes_on(settings):
     @acting()
     async def scenario(stage):
         stage.put(b"0")
@@ -45,7 +45,7 @@ def test_a_body_that_does_not_decompress_goes_to_the_dead_letters_and_the_queue_
 
 
 @acting()
-async def test_where_it_cannot_be_put_aside_that_is_tried_again_while_the_queue_goes_on(stage):
+async def test_a_failed_dead_letter_is_retried_while_the_queue_goes_on(stage):
     stage.cluster.replies[SEND_BACK] = lambda request: command.answer(request, 1, remark="no")
     put_poison(stage)
     stage.put(b"1")
@@ -60,14 +60,14 @@ async def test_where_it_cannot_be_put_aside_that_is_tried_again_while_the_queue_
             stage.put(b"%d" % number)
         await asyncio.sleep(60)
         assert 4 <= len(stage.asked(SEND_BACK)) <= 13
-        assert 10 <= len(stage.seen) < 29  # Not further than any message that is not consumed.
+        assert 10 <= len(stage.seen) < 29  # As with any message that is not consumed.
         del stage.cluster.replies[SEND_BACK]
         await stage.until(lambda: len(stage.seen) == 29)
     assert stage.committed() == 30
 
 
 @acting()
-async def test_poison_of_no_interest_is_passed_over(stage):
+async def test_an_unreadable_message_with_other_tags_is_skipped(stage):
     put_poison(stage)
     stage.put(b"1", tags="A")
     async with stage.client() as client, stage.reader(client, tags="A"):
@@ -77,7 +77,7 @@ async def test_poison_of_no_interest_is_passed_over(stage):
 
 
 @acting()
-async def test_poison_among_retries_keeps_its_topic(stage):
+async def test_an_unreadable_retry_keeps_its_original_topic(stage):
     put_poison(stage, f"%RETRY%{GROUP}", f"RETRY_TOPIC\x01{TOPIC}\x02")
     async with stage.client() as client, stage.reader(client):
         await stage.until(lambda: stage.asked(SEND_BACK))
@@ -85,7 +85,7 @@ async def test_poison_among_retries_keeps_its_topic(stage):
 
 
 @acting()
-async def test_broadcasts_drop_it(stage):
+async def test_broadcast_consumers_drop_unreadable_messages(stage):
     put_poison(stage)
     stage.put(b"1")
     with tempfile.TemporaryDirectory() as base:
@@ -97,7 +97,7 @@ async def test_broadcasts_drop_it(stage):
 
 
 @acting()
-async def test_pulling_consumers_go_on_too(stage):
+async def test_pull_consumers_skip_unreadable_messages(stage):
     put_poison(stage)
     stage.put(b"1")
     got = []
@@ -108,16 +108,16 @@ async def test_pulling_consumers_go_on_too(stage):
             while not got:
                 got += await consumer.poll(1.0)
             await stage.until(lambda: stage.asked(SEND_BACK))
-    assert [each.body for each in got] == [b"1"]
+    assert [message.body for message in got] == [b"1"]
 
 
 @acting()
-async def test_an_administrator_sees_it_as_it_is_stored(stage):
+async def test_admin_shows_an_unreadable_message_as_stored(stage):
     put_poison(stage)
     queue = Queue(TOPIC, "broker-a", 0)
     async with stage.client() as client:
         (pulled,) = (await client.admin.pull(queue, 0)).messages
         viewed = await client.admin.find(TOPIC, "P")
-    for each in (pulled, viewed):
-        assert each.body == b"poison"
-        assert "does not decompress" in each.unreadable
+    for message in (pulled, viewed):
+        assert message.body == b"poison"
+        assert "does not decompress" in message.unreadable

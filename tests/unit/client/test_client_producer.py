@@ -40,7 +40,7 @@ ROUTE = "GET_ROUTEINFO_BY_TOPIC"
 
 
 @produced()
-async def test_a_send_tells_what_became_of_the_message(stage):
+async def test_a_send_returns_the_ids_and_the_offset_of_the_message(stage):
     result = await stage.producer.send(message(tags="A", keys=("k",), properties={"p": "q"}))
 
     batch = await stage.producer.client.admin.pull(result.queue, result.offset)
@@ -51,7 +51,7 @@ async def test_a_send_tells_what_became_of_the_message(stage):
 
 
 @produced()
-async def test_a_send_says_what_stock_producers_say(stage):
+async def test_a_send_has_the_header_fields_of_stock_producers(stage):
     result = await stage.producer.send(message(), Queue("T", "broker-a", 1))
 
     ((fields),) = stage.fields
@@ -63,7 +63,7 @@ async def test_a_send_says_what_stock_producers_say(stage):
 
 
 @produced()
-async def test_a_large_body_travels_compressed(stage):
+async def test_a_large_body_is_sent_compressed(stage):
     result = await stage.producer.send(message(b"x" * 5000))
 
     (got,) = (await stage.producer.client.admin.pull(result.queue, result.offset)).messages
@@ -72,15 +72,15 @@ async def test_a_large_body_travels_compressed(stage):
 
 
 @produced(brokers=2)
-async def test_queues_are_sent_to_in_turn(stage):
+async def test_sends_rotate_through_the_queues(stage):
     results = [await stage.producer.send(message()) for _ in range(8)]
 
-    assert len({each.queue for each in results[:4]}) == 4
-    assert [each.queue for each in results[:4]] == [each.queue for each in results[4:]]
+    assert len({result.queue for result in results[:4]}) == 4
+    assert [result.queue for result in results[:4]] == [result.queue for result in results[4:]]
 
 
 @produced(topic="")
-async def test_a_first_message_makes_its_topic_with_as_many_queues_as_wished(stage):
+async def test_a_first_message_creates_its_topic_with_the_configured_number_of_queues(stage):
     stage.cluster.add_topic("TBW102", queues=8, perm=7)
 
     result = await stage.producer.send(message())
@@ -101,7 +101,7 @@ async def test_an_unknown_topic_is_refused_at_once(stage):
 
 
 @pytest.mark.parametrize("code", [17, 14, 1, 2, 16, 204, 205])
-def test_what_another_broker_may_not_refuse_is_tried_there(code):
+def test_a_refusal_specific_to_one_broker_is_retried_at_another(code):
     @produced(brokers=2, queues=1)
     async def scenario(stage):
         stage.always(0, refuse(code))
@@ -109,7 +109,7 @@ def test_what_another_broker_may_not_refuse_is_tried_there(code):
         results = [await stage.producer.send(message()) for _ in range(2)]
 
         ids = [fields["i"] for fields in stage.fields]
-        assert {each.queue.broker for each in results} == {"broker-b"}
+        assert {result.queue.broker for result in results} == {"broker-b"}
         at = stage.sends.index("ab")
         assert ids[at] == ids[at + 1]
 
@@ -117,7 +117,7 @@ def test_what_another_broker_may_not_refuse_is_tried_there(code):
 
 
 @pytest.mark.parametrize(("code", "leaf"), [(13, MessageIllegal), (999, UnknownRefusal)])
-def test_what_no_broker_would_take_is_raised_at_once(code, leaf):
+def test_a_refusal_that_every_broker_would_give_is_raised_at_once(code, leaf):
     @produced(brokers=2)
     async def scenario(stage):
         stage.always(0, refuse(code))
@@ -132,7 +132,7 @@ def test_what_no_broker_would_take_is_raised_at_once(code, leaf):
 
 
 @produced(brokers=3, queues=1)
-async def test_when_all_attempts_fail_the_last_error_tells_of_all_of_them(stage):
+async def test_when_all_attempts_fail_the_last_error_reports_all_of_them(stage):
     stage.always(0, refuse(2))
     stage.always(1, refuse(1))
     stage.always(2, refuse(14))
@@ -147,11 +147,11 @@ async def test_when_all_attempts_fail_the_last_error_tells_of_all_of_them(stage)
         problem = problem.__cause__
     assert len(told) == 3
     assert all(left != right for left, right in zip(stage.sends, stage.sends[1:], strict=False))
-    assert all(f"broker-{each}: " in str(caught.value) for each in stage.sends)
+    assert all(f"broker-{letter}: " in str(caught.value) for letter in stage.sends)
 
 
 @produced(brokers=2, retries=1)
-async def test_there_is_no_more_than_the_number_of_retries(stage):
+async def test_a_send_stops_after_the_configured_retries(stage):
     stage.always(0, refuse(2))
     stage.always(1, refuse(2))
 
@@ -163,7 +163,7 @@ async def test_there_is_no_more_than_the_number_of_retries(stage):
 
 
 @produced()
-async def test_where_there_is_one_broker_it_is_tried_again(stage):
+async def test_a_send_is_retried_at_the_only_broker(stage):
     stage.told(0, refuse(2), refuse(2))
 
     assert (await stage.producer.send(message())).offset == 0
@@ -171,7 +171,7 @@ async def test_where_there_is_one_broker_it_is_tried_again(stage):
 
 
 @produced()
-async def test_no_send_fails_while_a_broker_restarts_within_the_time_out(stage):
+async def test_no_send_fails_while_a_broker_restarts_within_the_timeout(stage):
     async def later(number):
         await asyncio.sleep(number * 0.01)
         return await stage.producer.send(message(b"%d" % number))
@@ -187,7 +187,7 @@ async def test_no_send_fails_while_a_broker_restarts_within_the_time_out(stage):
 
 
 @produced()
-async def test_attempts_at_the_only_broker_are_apart_and_never_in_step(stage):
+async def test_attempts_at_the_only_broker_back_off_with_jitter(stage):
     times = []
 
     def busy(request):
@@ -220,7 +220,7 @@ async def test_another_broker_is_tried_without_a_pause(stage):
 
 
 @produced(brokers=2)
-async def test_a_chosen_queue_is_tried_once(stage):
+async def test_a_send_to_a_chosen_queue_is_tried_once(stage):
     stage.always(0, refuse(2))
 
     with pytest.raises(BrokerBusy):
@@ -230,17 +230,17 @@ async def test_a_chosen_queue_is_tried_once(stage):
 
 
 @produced(brokers=2, queues=1)
-async def test_a_broker_that_is_gone_is_passed_over(stage):
+async def test_sends_skip_a_broker_that_is_gone(stage):
     await stage.producer.client.session.route("T")
     stage.stop(0)
 
     results = [await stage.producer.send(message()) for _ in range(4)]
 
-    assert {each.queue.broker for each in results} == {"broker-b"}
+    assert {result.queue.broker for result in results} == {"broker-b"}
 
 
 @produced(brokers=2, queues=1)
-async def test_a_connection_that_breaks_leads_to_another_broker(stage):
+async def test_a_send_is_retried_at_another_broker_when_its_connection_breaks(stage):
     def hang_up(request):
         stage.world.network.cut("server", "client")
 
@@ -254,7 +254,7 @@ async def test_a_connection_that_breaks_leads_to_another_broker(stage):
 
 
 @produced(brokers=1)
-async def test_a_loss_leaves_open_whether_it_is_stored_also_if_the_last_attempt_does_not(stage):
+async def test_a_lost_attempt_leaves_the_effect_open_even_if_the_last_one_has_none(stage):
     def hang_up(request):
         stage.stop(0)
         stage.world.network.cut("server", "client")
@@ -266,11 +266,11 @@ async def test_a_loss_leaves_open_whether_it_is_stored_also_if_the_last_attempt_
 
     assert caught.value.effect is Effect.MAYBE
     assert isinstance(caught.value.__cause__, ConnectionLost)
-    assert stage.world.now() > 2.5  # A broker that restarts may return within the time-out.
+    assert stage.world.now() > 2.5  # A broker that restarts may return within the timeout.
 
 
 @produced(brokers=2, timeout=2.0)
-async def test_all_attempts_share_one_time(stage):
+async def test_all_attempts_share_one_timeout(stage):
     stage.always(0, silent)
     stage.always(1, silent)
     await stage.producer.client.session.route("T")
@@ -285,8 +285,8 @@ async def test_all_attempts_share_one_time(stage):
 
 @pytest.mark.fault("N5")
 @produced(brokers=2)
-async def test_a_topic_that_was_deleted_ends_in_an_error_that_says_so(stage):
-    """A route that was good once does not outlive the word of its brokers."""
+async def test_a_send_to_a_deleted_topic_raises_topic_not_found(stage):
+    """A cached route is dropped when its brokers no longer know the topic."""
     await stage.producer.send(message())
     for broker in stage.cluster.brokers:
         del broker.topics["T"]
@@ -301,8 +301,8 @@ async def test_a_topic_that_was_deleted_ends_in_an_error_that_says_so(stage):
 
 @pytest.mark.fault("N5")
 @produced(brokers=2)
-async def test_a_name_server_that_forgets_a_topic_stops_nobody_who_knows_it(stage):
-    """Sends go on for as long as brokers take them."""
+async def test_sends_go_on_after_the_name_server_forgets_the_topic(stage):
+    """Sends go on while brokers accept them."""
     for n in range(5):
         await stage.producer.send(message(b"%d" % n))
         stage.cluster.replies[RequestCode.GET_ROUTEINFO_BY_TOPIC] = lambda request: command.answer(
@@ -316,7 +316,7 @@ async def test_a_name_server_that_forgets_a_topic_stops_nobody_who_knows_it(stag
 
 
 @produced(brokers=2, timeout=3.0)
-async def test_a_broker_that_is_silent_costs_one_attempts_share(stage):
+async def test_a_silent_broker_costs_one_attempts_share_of_the_timeout(stage):
     """It accepts the message and never answers, as a stopped process does."""
     stage.always(0, silent)
     await stage.producer.client.session.route("T")
@@ -331,8 +331,8 @@ async def test_a_broker_that_is_silent_costs_one_attempts_share(stage):
 
 
 @produced(brokers=2, timeout=3.0)
-async def test_a_broker_that_cannot_be_reached_costs_one_attempts_share(stage):
-    """No answer comes to a connection that is opened."""
+async def test_an_unreachable_broker_costs_one_attempts_share_of_the_timeout(stage):
+    """A connect gets no answer."""
     lost = stage.cluster.brokers[0].address
     await stage.producer.client.session.route("T")
     usual = stage.producer.client.session.connection
@@ -355,8 +355,8 @@ async def test_a_broker_that_cannot_be_reached_costs_one_attempts_share(stage):
 
 
 @produced(brokers=2)
-async def test_a_port_that_closes_each_connection_at_once_fails_an_attempt(stage):
-    """As a proxy without a server behind it does; the other broker gets the message."""
+async def test_a_port_that_closes_connections_at_once_fails_the_attempt(stage):
+    """Like a proxy without a server behind it; the other broker gets the message."""
     closing = stage.cluster.brokers[0].address
     usual = stage.producer.client.session.connection
     opened = []
@@ -378,7 +378,7 @@ async def test_a_port_that_closes_each_connection_at_once_fails_an_attempt(stage
 
 
 @produced(in_flight_max=5)
-async def test_a_send_that_is_cancelled_while_the_producer_closes_releases_nothing_twice(stage):
+async def test_a_send_cancelled_while_the_producer_closes_releases_its_room_once(stage):
     stage.always(0, silent)
     first = asyncio.create_task(stage.producer.send(message(b"12345")))
     await asyncio.sleep(0.1)
@@ -397,7 +397,7 @@ async def test_a_send_that_is_cancelled_while_the_producer_closes_releases_nothi
 
 
 @produced(brokers=1, queues=4, timeout=3.0)
-async def test_a_slow_broker_that_is_the_only_one_has_all_the_time(stage):
+async def test_the_only_broker_has_the_whole_timeout_to_answer(stage):
     stage.always(0, silent)
     began = stage.world.now()
 
@@ -409,7 +409,7 @@ async def test_a_slow_broker_that_is_the_only_one_has_all_the_time(stage):
 
 
 @produced(timeout=0.5)
-async def test_the_way_to_a_broker_counts_too(stage):
+async def test_connecting_to_a_broker_counts_towards_the_timeout(stage):
     stage.world.network.partition("client", "server")
     began = stage.world.now()
 
@@ -419,12 +419,12 @@ async def test_the_way_to_a_broker_counts_too(stage):
     assert stage.world.now() - began == pytest.approx(0.5, abs=0.01)
     assert (stage.sends, caught.value.effect) == ("", Effect.NONE)
     stage.world.network.heal()
-    await asyncio.sleep(5)  # A connection that was begun in vain has its own time.
+    await asyncio.sleep(5)  # The failed connect has a timeout of its own.
     await stage.producer.send(message())
 
 
 @produced()
-async def test_after_a_sign_that_the_route_is_wrong_it_is_asked_for_again(stage):
+async def test_the_route_is_fetched_again_after_a_topic_not_found_refusal(stage):
     await stage.producer.send(message())
     stage.told(0, refuse(17))
 
@@ -453,7 +453,7 @@ async def test_a_send_succeeds_at_once_when_permission_to_write_returns(stage):
 
 
 @produced()
-async def test_a_queue_of_a_broker_that_is_new_is_found(stage):
+async def test_a_queue_of_a_new_broker_is_found(stage):
     await stage.producer.send(message())
     stage.cluster.brokers[0].name = "broker-z"
 
@@ -463,7 +463,7 @@ async def test_a_queue_of_a_broker_that_is_new_is_found(stage):
 
 
 @produced()
-async def test_a_queue_of_a_broker_that_is_nowhere_is_refused(stage):
+async def test_a_queue_of_an_unknown_broker_is_refused(stage):
     with pytest.raises(TopicNotFound):
         await stage.producer.send(message(), Queue("T", "broker-z", 0))
 
@@ -471,7 +471,7 @@ async def test_a_queue_of_a_broker_that_is_nowhere_is_refused(stage):
 
 
 @produced()
-async def test_an_answer_nobody_understands_leaves_it_open(stage):
+async def test_an_unreadable_answer_leaves_open_whether_the_message_is_stored(stage):
     stage.always(0, lambda request: command.answer(request, 0, {"msgId": "00"}))
 
     with pytest.raises(RemoteProtocolError) as caught:
@@ -480,7 +480,7 @@ async def test_an_answer_nobody_understands_leaves_it_open(stage):
     assert caught.value.effect is Effect.MAYBE
 
 
-# Stored, but not safely
+# Stored, but not flushed or replicated
 
 
 @pytest.mark.parametrize(
@@ -491,7 +491,7 @@ async def test_an_answer_nobody_understands_leaves_it_open(stage):
         (12, SendStatus.FLUSH_SLAVE_TIMEOUT),
     ],
 )
-def test_what_is_stored_but_not_safely_is_a_result(code, status):
+def test_a_message_stored_but_not_flushed_or_replicated_is_a_result(code, status):
     @produced(brokers=2)
     async def scenario(stage):
         stage.always(0, stored_as(code))
@@ -505,7 +505,7 @@ def test_what_is_stored_but_not_safely_is_a_result(code, status):
 
 
 @produced()
-async def test_a_status_without_a_place_is_an_error_that_says_it_is_stored(stage):
+async def test_a_flush_timeout_without_an_offset_is_an_error_with_effect_applied(stage):
     stage.always(0, refuse(10))
 
     with pytest.raises(FlushTimeout) as caught:
@@ -515,31 +515,31 @@ async def test_a_status_without_a_place_is_an_error_that_says_it_is_stored(stage
 
 
 @produced(brokers=2, queues=1, retry_not_safe=True)
-async def test_what_is_not_safe_is_tried_elsewhere_if_that_is_wished(stage):
+async def test_retry_not_safe_sends_an_unsafely_stored_message_elsewhere(stage):
     stage.always(0, stored_as(11))
 
     results = [await stage.producer.send(message()) for _ in range(2)]
 
-    assert [each.status for each in results] == [SendStatus.OK] * 2
+    assert [result.status for result in results] == [SendStatus.OK] * 2
     assert "ab" in stage.sends
 
 
 @produced(brokers=2, queues=1, retry_not_safe=True, retries=1)
-async def test_where_it_gets_no_safer_the_earlier_result_stands(stage):
+async def test_retry_not_safe_returns_the_earlier_result_when_the_retry_fails(stage):
     stage.always(0, stored_as(11))
     stage.always(1, refuse(2))
 
     results = [await stage.producer.send(message()) for _ in range(2)]
 
     assert sorted(stage.sends) == ["a", "a", "b", "b"]
-    assert {each.status for each in results} == {SendStatus.SLAVE_NOT_AVAILABLE}
+    assert {result.status for result in results} == {SendStatus.SLAVE_NOT_AVAILABLE}
 
 
 # Slow brokers
 
 
 @produced(brokers=2, queues=1, avoid_slow_brokers=True)
-async def test_a_broker_that_failed_is_left_alone_for_a_while(stage):
+async def test_a_broker_that_failed_is_avoided_for_a_while(stage):
     stage.told(0, refuse(2))
     for _ in range(6):
         await stage.producer.send(message())
@@ -554,7 +554,7 @@ async def test_a_broker_that_failed_is_left_alone_for_a_while(stage):
 
 
 @produced(brokers=2, queues=1, avoid_slow_brokers=True)
-async def test_a_broker_that_is_slow_is_left_alone_for_a_while(stage):
+async def test_a_slow_broker_is_avoided_for_a_while(stage):
     await stage.producer.send(message())
     await stage.producer.send(message())
     before = len(stage.sends)
@@ -564,11 +564,11 @@ async def test_a_broker_that_is_slow_is_left_alone_for_a_while(stage):
 
     results = [await stage.producer.send(message()) for _ in range(4)]
 
-    assert {each.queue.broker for each in results}.isdisjoint({slow.queue.broker})
+    assert {result.queue.broker for result in results}.isdisjoint({slow.queue.broker})
     assert len(stage.sends) == before + 5
 
 
-# What is never sent
+# Invalid messages
 
 
 @pytest.mark.parametrize(
@@ -586,7 +586,7 @@ async def test_a_broker_that_is_slow_is_left_alone_for_a_while(stage):
     ],
 )
 @pytest.mark.parametrize("linger", [0.0, 0.01])
-def test_what_cannot_travel_is_refused_before_anything_is_asked(wrong, leaf, linger):
+def test_an_invalid_message_is_refused_without_a_request(wrong, leaf, linger):
     @produced(linger=linger)
     async def scenario(stage):
         for send in (stage.producer.send, stage.producer.send_oneway):
@@ -600,7 +600,7 @@ def test_what_cannot_travel_is_refused_before_anything_is_asked(wrong, leaf, lin
 
 
 @produced(body_size_max=100)
-async def test_a_body_that_is_too_large_is_told_with_both_numbers(stage):
+async def test_the_error_for_a_large_body_has_its_size_and_the_limit(stage):
     await stage.producer.send(message(b"x" * 100))
 
     with pytest.raises(LimitExceeded) as caught:
@@ -610,14 +610,14 @@ async def test_a_body_that_is_too_large_is_told_with_both_numbers(stage):
 
 
 @produced(body_size_max=2 * MESSAGE_BODY_BYTES_MAX)
-async def test_the_largest_body_may_be_raised(stage):
+async def test_the_body_size_limit_can_be_raised(stage):
     result = await stage.producer.send(message(bytes(MESSAGE_BODY_BYTES_MAX + 1)))
 
     assert result.offset == 0
 
 
 @produced()
-async def test_a_queue_of_another_topic_is_no_place_for_a_message(stage):
+async def test_sending_to_a_queue_of_another_topic_is_refused(stage):
     with pytest.raises(UsageError):
         await stage.producer.send(message(), Queue("U", "broker-a", 0))
     with pytest.raises(UsageError):
@@ -635,7 +635,7 @@ async def test_a_queue_of_another_topic_is_no_place_for_a_message(stage):
     ],
 )
 @pytest.mark.parametrize("linger", [0.0, 5.0])
-def test_a_delay_is_told_to_the_broker_and_its_refusal_to_the_caller(wish, told, linger):
+def test_a_delay_is_sent_to_the_broker_and_its_refusal_is_raised(wish, told, linger):
     @produced(retries=0, linger=linger)
     async def scenario(stage):
         stage.always(0, refuse(16))
@@ -647,11 +647,11 @@ def test_a_delay_is_told_to_the_broker_and_its_refusal_to_the_caller(wish, told,
     scenario()
 
 
-# Coming and going
+# Opening and closing
 
 
 @produced()
-async def test_brokers_are_told_who_sends(stage):
+async def test_a_producer_sends_heartbeats_to_brokers(stage):
     await stage.producer.send(message())
     await asyncio.sleep(0.1)
 
@@ -675,18 +675,18 @@ async def test_two_producers_share_a_client(stage):
 
 
 @produced()
-async def test_leaving_waits_for_what_is_on_its_way(stage):
+async def test_closing_waits_for_sends_in_flight(stage):
     answers = [stage.producer.send_nowait(message(b"%d" % n)) for n in range(3)]
 
     await stage.producer.__aexit__(None, None, None)
 
-    assert [each.result().status for each in answers] == [SendStatus.OK] * 3
+    assert [answer.result().status for answer in answers] == [SendStatus.OK] * 3
     with pytest.raises(UsageError):
         await stage.producer.send(message())
 
 
 @produced(timeout=1.0)
-async def test_leaving_does_not_wait_for_ever(stage):
+async def test_closing_does_not_wait_forever_for_sends_in_flight(stage):
     await stage.producer.send(message())
     stage.always(0, silent)
     answer = stage.producer.send_nowait(message())
@@ -699,7 +699,7 @@ async def test_leaving_does_not_wait_for_ever(stage):
 
 
 @produced(timeout=1.0)
-async def test_whoever_leaves_in_haste_tells_those_who_wait(stage):
+async def test_a_cancelled_close_fails_the_sends_in_flight(stage):
     await stage.producer.send(message())
     stage.always(0, silent)
     answer = stage.producer.send_nowait(message())
@@ -715,7 +715,7 @@ async def test_whoever_leaves_in_haste_tells_those_who_wait(stage):
 
 
 @run_by(in_loop)
-async def test_a_producer_that_is_not_open_sends_nothing():
+async def test_a_producer_that_is_not_open_refuses_sends():
     producer = Producer("g", "127.0.0.1:9876")
     for sending in (producer.send(message()), producer.send_oneway(message())):
         with pytest.raises(UsageError):
@@ -733,13 +733,13 @@ async def test_a_producer_that_is_not_open_sends_nothing():
         ("g", "nowhere", ConfigError),
     ],
 )
-def test_what_cannot_work_is_refused_when_it_is_made(group, names, leaf):
+def test_an_invalid_group_or_name_server_is_refused_when_a_producer_is_created(group, names, leaf):
     with pytest.raises(leaf):
         Producer(group, names)
 
 
 @run_by(in_loop)
-async def test_a_client_can_be_given_before_it_is_open():
+async def test_a_producer_cannot_open_on_a_client_that_is_not_open():
     client = Client("127.0.0.1:9876")
     with pytest.raises(UsageError):
         async with Producer("g", client, ProducerSettings()):
@@ -747,19 +747,19 @@ async def test_a_client_can_be_given_before_it_is_open():
 
 
 @produced(brokers=2, queues=1)
-async def test_a_broker_that_shuts_down_is_left_for_another(stage):
+async def test_a_send_goes_to_another_broker_when_one_shuts_down(stage):
     stage.always(0, refuse(ServiceUnavailable.code))
 
     results = [await stage.producer.send(message()) for _ in range(3)]
 
-    assert {each.queue.broker for each in results} == {"broker-b"}
+    assert {result.queue.broker for result in results} == {"broker-b"}
 
 
-# What newcomers get wrong
+# Common mistakes
 
 
 @pytest.mark.parametrize("linger", [0.0, 0.01])
-def test_only_a_message_is_sent(linger):
+def test_sending_anything_but_a_message_is_refused(linger):
     @produced(linger=linger)
     async def scenario(stage):
         with pytest.raises(LocalProtocolError, match=r"not a list; write send_batch\(messages\)"):
@@ -772,11 +772,11 @@ def test_only_a_message_is_sent(linger):
     scenario()
 
 
-# Messages for later
+# Delayed messages
 
 
 @produced(brokers=2)
-async def test_what_was_sent_for_later_is_recalled_by_its_handle(stage):
+async def test_a_delayed_message_is_recalled_by_its_handle(stage):
     asked = []
 
     def later(request):
@@ -799,14 +799,14 @@ async def test_what_was_sent_for_later_is_recalled_by_its_handle(stage):
     for result in results:
         assert await stage.producer.recall("T", result.recall_handle) == result.id
 
-    assert [each.producer_group for each in asked] == ["g"] * 4
+    assert [recalled.producer_group for recalled in asked] == ["g"] * 4
     where = [who for who, _ in stage.cluster.codes("RECALL_MESSAGE")]
-    assert where == [each.queue.broker for each in results]
+    assert where == [recalled.queue.broker for recalled in results]
     assert set(where) == {"broker-a", "broker-b"}
 
 
 @produced()
-async def test_a_message_that_is_not_for_later_cannot_be_recalled(stage):
+async def test_a_message_without_a_delay_cannot_be_recalled(stage):
     result = await stage.producer.send(message())
 
     assert result.recall_handle is None
@@ -815,7 +815,7 @@ async def test_a_message_that_is_not_for_later_cannot_be_recalled(stage):
 
 
 @produced()
-async def test_a_closed_producer_recalls_nothing(stage):
+async def test_a_closed_producer_refuses_recalls(stage):
     await stage.producer.__aexit__(None, None, None)
 
     with pytest.raises(UsageError, match="not open"):

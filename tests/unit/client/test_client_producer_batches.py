@@ -1,4 +1,4 @@
-"""Messages that travel together: those of one call, and those that waited for each other."""
+"""Batches: the messages of one call, and messages gathered by lingering."""
 
 import asyncio
 
@@ -49,15 +49,15 @@ async def test_each_message_of_a_batch_has_its_own_result(stage):
     results = await stage.producer.send_batch(many(5), QUEUE)
 
     got = (await stage.producer.client.admin.pull(QUEUE, 0)).messages
-    assert [each.offset for each in results] == list(range(5))
-    assert [(each.id, each.offset_id) for each in results] == [
-        (each.id, each.offset_id) for each in got
+    assert [stored.offset for stored in results] == list(range(5))
+    assert [(stored.id, stored.offset_id) for stored in results] == [
+        (stored.id, stored.offset_id) for stored in got
     ]
     assert len(stage.sends) == 1
 
 
 @pytest.mark.parametrize(("wait", "said"), [([False] * 3, "false"), ([False, True, False], None)])
-def test_messages_that_share_a_request_wait_for_the_disk_where_one_does(wait, said):
+def test_a_lingering_batch_waits_for_the_disk_if_one_of_its_messages_does(wait, said):
     @produced(linger=0.01)
     async def scenario(stage):
         sent = [message(b"%d" % n, wait_stored=each) for n, each in enumerate(wait)]
@@ -68,7 +68,7 @@ def test_messages_that_share_a_request_wait_for_the_disk_where_one_does(wait, sa
 
 
 @produced(body_size_max=300)
-async def test_a_batch_is_split_where_it_would_be_too_large(stage):
+async def test_a_batch_that_is_too_large_is_split(stage):
     counts = counted(stage)
     each = packed_size(sealed(message(bytes(10)), "0" * 32))
 
@@ -81,7 +81,7 @@ async def test_a_batch_is_split_where_it_would_be_too_large(stage):
 
 
 @produced(body_size_max=300)
-async def test_one_message_too_large_and_nothing_is_sent(stage):
+async def test_a_batch_with_one_message_too_large_is_not_sent(stage):
     with pytest.raises(LimitExceeded) as caught:
         await stage.producer.send_batch([*many(5), message(bytes(250))])
 
@@ -91,7 +91,7 @@ async def test_one_message_too_large_and_nothing_is_sent(stage):
 
 
 @produced(body_size_max=300, retries=0)
-async def test_a_part_that_fails_tells_what_came_before(stage):
+async def test_a_failed_part_of_a_batch_reports_the_results_before_it(stage):
     counts = counted(stage)
     serve = stage.cluster.brokers[0].on_send_message_v2
 
@@ -104,14 +104,14 @@ async def test_a_part_that_fails_tells_what_came_before(stage):
         await stage.producer.send_batch(many(11))
 
     problem = caught.value
-    assert [each.offset for each in problem.results] == list(range(counts[0]))
+    assert [result.offset for result in problem.results] == list(range(counts[0]))
     assert isinstance(problem.__cause__, BrokerBusy)
     assert problem.effect is Effect.MAYBE
     assert "of 11 messages" in str(problem)
 
 
 @produced()
-async def test_the_first_part_fails_as_a_message_would(stage):
+async def test_a_batch_whose_first_part_fails_raises_the_error_of_a_single_send(stage):
     stage.always(0, refuse(2))
 
     with pytest.raises(BrokerBusy, match="3 attempts"):
@@ -144,7 +144,7 @@ async def test_the_first_part_fails_as_a_message_would(stage):
     ],
 )
 @pytest.mark.parametrize("whose", ["producer", "admin"])
-def test_some_messages_cannot_travel_together(messages, said, whose):
+def test_an_invalid_batch_is_refused_with_its_reason(messages, said, whose):
     @produced()
     async def scenario(stage):
         producer = stage.producer
@@ -159,41 +159,41 @@ def test_some_messages_cannot_travel_together(messages, said, whose):
 
 
 @produced()
-async def test_a_broker_that_names_one_place_for_all_is_understood(stage):
+async def test_a_broker_may_answer_a_batch_with_its_first_offset_alone(stage):
     stage.always(
         0, lambda request: command.answer(request, 0, headers.SendAnswer("AB", 1, 5, "id"))
     )
 
     results = await stage.producer.send_batch(many(3))
 
-    assert [(each.offset, each.offset_id) for each in results] == [(5, ""), (6, ""), (7, "")]
-    assert {each.queue.number for each in results} == {1}
+    assert [(result.offset, result.offset_id) for result in results] == [(5, ""), (6, ""), (7, "")]
+    assert {result.queue.number for result in results} == {1}
 
 
-def test_the_size_of_a_part_is_what_will_be_written():
+def test_parts_of_a_batch_are_split_by_their_packed_size():
     envelopes = [
         Envelope("T", str(n), 0, 0, bytes(n + 1), "p\x01" + "ü" * n + "\x02") for n in range(50)
     ]
 
-    assert sum(packed_size(each) for each in envelopes) == len(bundled(envelopes).body)
+    assert sum(packed_size(envelope) for envelope in envelopes) == len(bundled(envelopes).body)
     parts = split(envelopes, 500)
-    assert [each for part in parts for each in part] == envelopes
+    assert [envelope for part in parts for envelope in part] == envelopes
     sizes = [len(bundled(part).body) for part in parts]
     assert max(sizes) <= 500
     following = [packed_size(part[0]) for part in parts[1:]]
     assert all(a + b > 500 for a, b in zip(sizes, following, strict=False))
 
 
-def test_what_fits_is_one_part():
+def test_envelopes_that_fit_the_limit_are_one_part():
     envelopes = [Envelope("T", str(n), 0, 0, b"x", "") for n in range(3)]
-    size = sum(packed_size(each) for each in envelopes)
+    size = sum(packed_size(envelope) for envelope in envelopes)
 
     assert [len(part) for part in split(envelopes, size)] == [3]
     assert [len(part) for part in split(envelopes, size - 1)] == [2, 1]
     assert [len(part) for part in split(envelopes, 1)] == [1, 1, 1]
 
 
-def test_a_part_fits_what_a_broker_stores_at_once_and_counts():
+def test_a_part_stays_within_what_a_broker_stores_at_once():
     tiny = Envelope("T", "", 0, 0, b"x", "")
 
     parts = split([tiny] * (BATCH_MESSAGES_MAX + 5), 1 << 30)
@@ -206,18 +206,18 @@ def test_a_part_fits_what_a_broker_stores_at_once_and_counts():
 
 
 @produced(linger=0.01)
-async def test_messages_of_one_moment_travel_together(stage):
+async def test_lingering_messages_are_sent_in_one_batch(stage):
     counts = counted(stage)
 
-    results = await asyncio.gather(*[stage.producer.send(each) for each in many(20)])
+    results = await asyncio.gather(*[stage.producer.send(sent) for sent in many(20)])
 
     assert counts == [20]
-    assert [each.offset for each in results] == list(range(20))
-    assert len({each.id for each in results}) == 20
+    assert [sent.offset for sent in results] == list(range(20))
+    assert len({sent.id for sent in results}) == 20
 
 
 @produced(linger=0.01)
-async def test_a_message_without_company_goes_as_a_single_one(stage):
+async def test_a_single_lingering_message_is_not_sent_as_a_batch(stage):
     await stage.producer.send(message(b"x" * 5000))
 
     ((fields),) = stage.fields
@@ -234,7 +234,7 @@ async def test_a_message_without_company_goes_as_a_single_one(stage):
         {"properties": {"TRAN_MSG": "true"}},
     ],
 )
-def test_a_message_that_travels_alone_waits_for_nobody(later):
+def test_a_message_that_cannot_be_batched_does_not_linger(later):
     @produced(linger=10.0)
     async def scenario(stage):
         counts = counted(stage)
@@ -249,52 +249,52 @@ def test_a_message_that_travels_alone_waits_for_nobody(later):
 
 
 @produced(linger=10.0, linger_messages=8)
-async def test_so_many_messages_are_enough(stage):
+async def test_linger_messages_sends_a_full_batch_at_once(stage):
     counts = counted(stage)
 
-    await asyncio.gather(*[stage.producer.send(each) for each in many(16)])
+    await asyncio.gather(*[stage.producer.send(sent) for sent in many(16)])
 
     assert (counts, stage.world.now() < 1) == ([8, 8], True)
 
 
 @produced(linger=10.0, linger_size=1000)
-async def test_so_many_bytes_are_enough(stage):
+async def test_linger_size_sends_a_full_batch_at_once(stage):
     counts = counted(stage)
-    answers = [stage.producer.send_nowait(each) for each in many(40, size=100)]
+    answers = [stage.producer.send_nowait(sent) for sent in many(40, size=100)]
     await asyncio.sleep(1)
 
     assert counts == [6, 6, 6, 6, 6, 6]  # And the rest lingers.
-    assert [each.done() for each in answers] == [True] * 36 + [False] * 4
+    assert [sent.done() for sent in answers] == [True] * 36 + [False] * 4
     await stage.producer.__aexit__(None, None, None)
-    assert all(each.result() for each in answers)
+    assert all(sent.result() for sent in answers)
 
 
 @produced(linger=10.0, linger_size=1000)
-async def test_a_large_message_keeps_its_place_and_goes_alone(stage):
+async def test_a_message_larger_than_linger_size_is_sent_alone_and_in_order(stage):
     counts = counted(stage)
     bodies = [b"1", b"2", b"x" * 2000, b"3"]
 
-    answers = [stage.producer.send_nowait(message(each), QUEUE) for each in bodies]
+    answers = [stage.producer.send_nowait(message(sent), QUEUE) for sent in bodies]
     await asyncio.sleep(11)
 
-    assert [each.result().offset for each in answers] == [0, 1, 2, 3]
+    assert [sent.result().offset for sent in answers] == [0, 1, 2, 3]
     assert counts == [2, 0, 0]
 
 
 @produced(brokers=2, linger=0.01, linger_messages=3)
-async def test_what_goes_to_one_queue_stays_in_order_one_batch_at_a_time(stage):
+async def test_batches_for_one_queue_are_sent_in_order_one_at_a_time(stage):
     answers = [stage.producer.send_nowait(message(b"%02d" % n), QUEUE) for n in range(20)]
     answers += [stage.producer.send_nowait(message(b"by turn %d" % n)) for n in range(20)]
     results = await asyncio.gather(*answers)
 
-    stored = [each for each in stage.bodies()["a", 0] if not each.startswith(b"by")]
+    stored = [sent for sent in stage.bodies()["a", 0] if not sent.startswith(b"by")]
     assert stored == [b"%02d" % n for n in range(20)]
-    assert [each.queue for each in results[:20]] == [QUEUE] * 20
-    assert len({each.queue for each in results[20:]}) > 1
+    assert [sent.queue for sent in results[:20]] == [QUEUE] * 20
+    assert len({sent.queue for sent in results[20:]}) > 1
 
 
 @produced(linger=0.01)
-async def test_keys_keep_their_order(stage):
+async def test_lingering_messages_with_one_key_keep_their_order(stage):
     answers = [
         asyncio.create_task(stage.producer.send_ordered(message(b"%d" % n), n % 2))
         for n in range(10)
@@ -308,16 +308,16 @@ async def test_keys_keep_their_order(stage):
 
 
 @produced(linger=0.01, brokers=2, queues=1)
-async def test_a_batch_is_tried_again_elsewhere(stage):
+async def test_a_refused_batch_is_retried_at_another_broker(stage):
     stage.always(0, refuse(14))
 
     for _ in range(2):
-        results = await asyncio.gather(*[stage.producer.send(each) for each in many(5)])
-        assert {each.queue.broker for each in results} == {"broker-b"}
+        results = await asyncio.gather(*[stage.producer.send(sent) for sent in many(5)])
+        assert {sent.queue.broker for sent in results} == {"broker-b"}
 
 
 @produced(linger=0.01, timeout=1.0)
-async def test_the_loss_of_a_batch_reaches_everybody_who_waits(stage):
+async def test_a_lost_batch_fails_each_of_its_sends_with_an_error_of_its_own(stage):
     stage.always(0, silent)
 
     problems = await asyncio.gather(
@@ -330,29 +330,29 @@ async def test_the_loss_of_a_batch_reaches_everybody_who_waits(stage):
 
 
 @produced(linger=0.01, linger_messages=2, timeout=1.0)
-async def test_after_a_batch_is_lost_the_next_for_its_queue_goes(stage):
+async def test_a_lost_batch_does_not_block_the_next_one_for_its_queue(stage):
     stage.told(0, silent)
 
-    answers = [stage.producer.send_nowait(each, QUEUE) for each in many(4)]
+    answers = [stage.producer.send_nowait(sent, QUEUE) for sent in many(4)]
     results = await asyncio.gather(*answers, return_exceptions=True)
 
-    assert [type(each) for each in results[:2]] == [RequestTimeout] * 2
-    assert [each.offset for each in results[2:]] == [0, 1]
+    assert [type(sent) for sent in results[:2]] == [RequestTimeout] * 2
+    assert [sent.offset for sent in results[2:]] == [0, 1]
 
 
 @produced(linger=0.01)
-async def test_whoever_is_cancelled_while_waiting_is_not_sent(stage):
-    tasks = [asyncio.create_task(stage.producer.send(each)) for each in many(3)]
+async def test_a_message_cancelled_while_it_lingers_is_not_sent(stage):
+    tasks = [asyncio.create_task(stage.producer.send(sent)) for sent in many(3)]
     await asyncio.sleep(0.001)
     tasks[1].cancel()
 
     await asyncio.gather(*tasks, return_exceptions=True)
 
-    assert [each[:4] for each in next(iter(stage.bodies().values()))] == [b"0000", b"0002"]
+    assert [sent[:4] for sent in next(iter(stage.bodies().values()))] == [b"0000", b"0002"]
 
 
 @produced(linger=0.01)
-async def test_a_lane_where_everybody_went_away_is_forgotten(stage):
+async def test_a_lingering_batch_whose_sends_are_all_cancelled_is_dropped(stage):
     tasks = [asyncio.create_task(stage.producer.send(each)) for each in many(3)]
     await asyncio.sleep(0.001)
     for each in tasks:
@@ -364,9 +364,9 @@ async def test_a_lane_where_everybody_went_away_is_forgotten(stage):
 
 
 @produced(linger=0.01)
-async def test_a_cancelled_waiter_takes_nothing_from_the_others(stage):
+async def test_cancelling_one_send_of_a_batch_in_flight_does_not_affect_the_others(stage):
     await stage.producer.send(message())
-    tasks = [asyncio.create_task(stage.producer.send(each)) for each in many(3)]
+    tasks = [asyncio.create_task(stage.producer.send(sent)) for sent in many(3)]
     await asyncio.sleep(0.0101)
     tasks[1].cancel()
 
@@ -377,17 +377,17 @@ async def test_a_cancelled_waiter_takes_nothing_from_the_others(stage):
 
 
 @produced(linger=100.0)
-async def test_leaving_sends_what_lingers(stage):
-    answers = [stage.producer.send_nowait(each) for each in many(4)]
+async def test_closing_sends_lingering_messages(stage):
+    answers = [stage.producer.send_nowait(sent) for sent in many(4)]
 
     await stage.producer.__aexit__(None, None, None)
 
-    assert [each.result().offset for each in answers] == [0, 1, 2, 3]
+    assert [sent.result().offset for sent in answers] == [0, 1, 2, 3]
     assert stage.world.now() < 1
 
 
 @produced(linger=100.0, linger_messages=2, timeout=1.0)
-async def test_leaving_in_vain_tells_everybody(stage):
+async def test_closing_fails_all_lingering_sends_when_the_broker_is_silent(stage):
     stage.always(0, silent)
     answers = [stage.producer.send_nowait(each, QUEUE) for each in many(6)]
 
@@ -403,8 +403,8 @@ async def test_leaving_in_vain_tells_everybody(stage):
 
 
 @produced(linger=0.01, in_flight_max=50)
-async def test_what_lingers_counts_as_on_its_way(stage):
-    answers = [stage.producer.send_nowait(each) for each in many(5)]
+async def test_lingering_messages_count_as_in_flight(stage):
+    answers = [stage.producer.send_nowait(sent) for sent in many(5)]
     assert stage.producer.bytes_in_flight == 50
     with pytest.raises(LimitExceeded):
         stage.producer.send_nowait(message(b"x"))
@@ -416,11 +416,11 @@ async def test_what_lingers_counts_as_on_its_way(stage):
 
 
 @produced(linger=0.01)
-async def test_topics_do_not_travel_together(stage):
+async def test_messages_of_different_topics_are_sent_in_separate_batches(stage):
     stage.cluster.add_topic("U", 1)
 
     await asyncio.gather(
-        *[stage.producer.send(Message(topic=each, body=b"x")) for each in "TUTUTU"]
+        *[stage.producer.send(Message(topic=topic, body=b"x")) for topic in "TUTUTU"]
     )
 
     assert len(stage.sends) == 2

@@ -1,4 +1,4 @@
-"""Sends that nobody waits for at once, bounds on what is on its way, and callers who go away."""
+"""Sends without waiting, limits on bytes in flight, and callers that are cancelled."""
 
 import asyncio
 
@@ -27,20 +27,20 @@ QUEUE = Queue("T", "broker-a", 0)
 
 
 @produced()
-async def test_a_send_returns_before_anything_is_known(stage):
+async def test_send_nowait_returns_before_the_broker_answers(stage):
     answers = [stage.producer.send_nowait(message(b"%d" % n), QUEUE) for n in range(20)]
-    assert not any(each.done() for each in answers)
+    assert not any(sent.done() for sent in answers)
 
     results = await asyncio.gather(*answers)
 
-    assert [each.offset for each in results] == list(range(20))
+    assert [sent.offset for sent in results] == list(range(20))
     assert stage.bodies() == {("a", 0): [b"%d" % n for n in range(20)]}
     assert len(stage.cluster.codes("GET_ROUTEINFO_BY_TOPIC")) == 1
 
 
 @produced()
-async def test_what_is_sent_while_others_wait_for_the_way_keeps_its_place(stage):
-    """A connection that opens must not let the last come first."""
+async def test_messages_sent_while_a_connection_opens_keep_their_order(stage):
+    """A connection that has just opened must not let the last message overtake the others."""
     answers = [stage.producer.send_nowait(message(b"0"), QUEUE)]
     while stage.producer.client.session.pool.ready(stage.cluster.brokers[0].address) is None:
         answers.append(stage.producer.send_nowait(message(b"%d" % len(answers)), QUEUE))
@@ -55,7 +55,7 @@ async def test_what_is_sent_while_others_wait_for_the_way_keeps_its_place(stage)
 
 
 @produced(brokers=2)
-async def test_what_a_broker_refuses_stands(stage):
+async def test_send_nowait_does_not_retry_a_refusal(stage):
     stage.always(0, refuse(2))
     stage.always(1, refuse(2))
 
@@ -66,7 +66,7 @@ async def test_what_a_broker_refuses_stands(stage):
 
 
 @produced(brokers=2, queues=1)
-async def test_where_no_answer_comes_the_same_broker_is_tried_again(stage):
+async def test_send_nowait_retries_a_lost_answer_at_the_same_broker(stage):
     def hang_up(request):
         stage.world.network.cut("server", "client")
 
@@ -95,7 +95,7 @@ async def test_messages_for_a_queue_keep_their_order_while_its_broker_is_away(st
 
 
 @produced(retries_nowait=1)
-async def test_there_is_no_more_than_the_number_of_retries(stage):
+async def test_send_nowait_stops_after_the_configured_retries(stage):
     def hang_up(request):
         stage.world.network.cut("server", "client")
 
@@ -108,7 +108,7 @@ async def test_there_is_no_more_than_the_number_of_retries(stage):
 
 
 @produced(retry_not_safe=True, brokers=2)
-async def test_what_is_stored_but_not_safely_stands(stage):
+async def test_send_nowait_does_not_retry_an_unsafely_stored_message(stage):
     stage.always(0, stored_as(10))
     stage.always(1, stored_as(10))
 
@@ -118,26 +118,26 @@ async def test_what_is_stored_but_not_safely_stands(stage):
 
 
 @produced(timeout=1.5)
-async def test_many_time_out_together_and_each_has_an_error_of_its_own(stage):
+async def test_sends_that_time_out_together_each_get_an_error_of_their_own(stage):
     stage.always(0, silent)
 
     problems = await asyncio.gather(
         *[stage.producer.send_nowait(message()) for _ in range(5)], return_exceptions=True
     )
 
-    assert {type(each) for each in problems} == {RequestTimeout}
-    assert len({id(each) for each in problems}) == 5
+    assert {type(problem) for problem in problems} == {RequestTimeout}
+    assert len({id(problem) for problem in problems}) == 5
     assert stage.world.now() == pytest.approx(1.5, abs=0.1)
 
 
 @produced()
-async def test_those_who_wait_for_one_route_are_told_each(stage):
+async def test_sends_that_wait_for_one_route_each_get_an_error_of_their_own(stage):
     answers = [stage.producer.send_nowait(message(topic="nowhere")) for _ in range(3)]
 
     problems = await asyncio.gather(*answers, return_exceptions=True)
 
-    assert {type(each) for each in problems} == {TopicNotFound}
-    assert len({id(each) for each in problems}) == 3
+    assert {type(problem) for problem in problems} == {TopicNotFound}
+    assert len({id(problem) for problem in problems}) == 3
 
 
 # One way
@@ -153,7 +153,7 @@ async def test_a_one_way_send_is_stored_and_never_answered(stage):
 
 
 @produced()
-async def test_a_one_way_send_that_finds_no_way_says_so(stage):
+async def test_a_one_way_send_raises_when_it_cannot_connect(stage):
     await stage.producer.client.session.route("T")
     stage.stop(0)
 
@@ -164,7 +164,7 @@ async def test_a_one_way_send_that_finds_no_way_says_so(stage):
 
 
 @produced(timeout=0.5)
-async def test_a_one_way_send_waits_no_longer_than_others(stage):
+async def test_a_one_way_send_observes_the_timeout(stage):
     stage.world.network.partition("client", "server")
 
     with pytest.raises(RequestTimeout) as caught:
@@ -199,7 +199,7 @@ async def test_one_way_sends_wait_for_a_broker_that_does_not_read(stage):
 
 
 @produced(brokers=2, queues=3)
-async def test_one_key_one_queue(stage):
+async def test_messages_with_one_key_go_to_one_queue(stage):
     queues = (await stage.producer.client.session.route("T")).writable
     results = [await stage.producer.send_ordered(message(), f"order-{n % 7}") for n in range(21)]
 
@@ -225,8 +225,8 @@ async def test_ordered_sends_are_tried_once(stage):
 
 @produced(queues=4)
 async def test_a_function_may_select_the_queue(stage):
-    def select(queues, each, arg):
-        assert each.body == b"hello"
+    def select(queues, sent, arg):
+        assert sent.body == b"hello"
         return queues[arg % len(queues)]
 
     assert (await stage.producer.send_to(message(), select, 7)).queue.number == 3
@@ -235,13 +235,13 @@ async def test_a_function_may_select_the_queue(stage):
 @produced(queues=4)
 async def test_a_function_that_selects_an_index_is_told_to_return_a_queue(stage):
     with pytest.raises(UsageError, match="the selector returned 3: return one of the queues"):
-        await stage.producer.send_to(message(), lambda queues, each, arg: 3, None)
+        await stage.producer.send_to(message(), lambda queues, sent, arg: 3, None)
 
     assert not stage.sends
 
 
 @produced(topic="")
-async def test_a_topic_that_cannot_be_written_to_has_no_queue_for_a_key(stage):
+async def test_an_ordered_send_to_a_read_only_topic_is_refused(stage):
     stage.cluster.add_topic("T", perm=4)
 
     with pytest.raises(NoPermission):
@@ -252,7 +252,7 @@ async def test_a_topic_that_cannot_be_written_to_has_no_queue_for_a_key(stage):
     ("key", "number"),
     [(0, 0), (7, 2), (-1, 4), ("a", 97 % 5), ("polygenelubricants", 2**31 % 5), (b"123456789", 2)],
 )
-def test_keys_are_hashed_as_by_java_and_for_ever(key, number):
+def test_keys_are_hashed_as_in_java(key, number):
     queues = [Queue("T", "b", n) for n in range(5)]
 
     assert queue_of_key(queues, key).number == number
@@ -262,7 +262,7 @@ def test_keys_are_hashed_as_by_java_and_for_ever(key, number):
 
 
 @produced(in_flight_max=100)
-async def test_who_would_send_too_much_waits_in_line(stage):
+async def test_sends_above_the_in_flight_limit_wait_in_line(stage):
     stage.always(0, silent)
     first = asyncio.create_task(stage.producer.send(message(bytes(80)), QUEUE))
     await asyncio.sleep(0)
@@ -282,7 +282,7 @@ async def test_who_would_send_too_much_waits_in_line(stage):
 
 
 @produced(in_flight_max=100)
-async def test_a_send_that_does_not_wait_is_told_both_numbers(stage):
+async def test_send_nowait_above_the_in_flight_limit_raises_with_both_sizes(stage):
     answer = stage.producer.send_nowait(message(bytes(90)))
 
     with pytest.raises(LimitExceeded) as caught:
@@ -293,12 +293,12 @@ async def test_a_send_that_does_not_wait_is_told_both_numbers(stage):
 
 
 @produced(in_flight_max=10)
-async def test_a_message_larger_than_the_bound_goes_alone(stage):
+async def test_a_message_larger_than_the_in_flight_limit_is_sent_alone(stage):
     await stage.producer.send(message(bytes(11)))
 
 
 @produced(in_flight_max=100, timeout=1.0)
-async def test_whoever_waits_in_line_when_the_producer_leaves_is_told(stage):
+async def test_a_send_waiting_in_line_fails_when_the_producer_closes(stage):
     await stage.producer.send(message())
     stage.always(0, silent)
     first = asyncio.create_task(stage.producer.send(message(bytes(100))))
@@ -313,7 +313,7 @@ async def test_whoever_waits_in_line_when_the_producer_leaves_is_told(stage):
     assert problems[1].effect is Effect.NONE
 
 
-# Callers who go away
+# Cancelled callers
 
 
 @pytest.mark.parametrize("turns", range(60))
@@ -334,17 +334,17 @@ def test_a_send_may_be_cancelled_at_any_moment(turns):
 
 
 @produced()
-async def test_a_cancelled_future_does_no_harm(stage):
+async def test_a_cancelled_future_does_not_affect_other_sends(stage):
     answers = [stage.producer.send_nowait(message()) for _ in range(3)]
     answers[1].cancel()
 
     await asyncio.gather(answers[0], answers[2])
 
-    assert sum(len(each) for each in stage.bodies().values()) == 3
+    assert sum(len(stored) for stored in stage.bodies().values()) == 3
 
 
 @produced(in_flight_max=10)
-async def test_whoever_leaves_the_line_lets_the_next_one_in(stage):
+async def test_a_cancelled_send_in_line_lets_the_next_one_in(stage):
     stage.told(0, silent)
     first = asyncio.create_task(stage.producer.send(message(bytes(10)), QUEUE))
     await asyncio.sleep(0)
@@ -360,7 +360,7 @@ async def test_whoever_leaves_the_line_lets_the_next_one_in(stage):
 
 
 @produced(in_flight_max=10)
-async def test_whoever_is_cancelled_as_its_turn_comes_gives_the_room_back(stage):
+async def test_a_send_cancelled_as_its_turn_comes_gives_its_room_back(stage):
     first = asyncio.create_task(stage.producer.send(message(bytes(10))))
     await asyncio.sleep(0)
     second = asyncio.create_task(stage.producer.send(message(bytes(10))))

@@ -1,4 +1,4 @@
-"""Pull consumers that go where they want: queues assigned, places sought, pauses, single pulls."""
+"""Pull consumers that choose their queues and offsets: assignments, seeks, pauses, single pulls."""
 
 import asyncio
 
@@ -25,7 +25,7 @@ from txmq.message import Queue
 
 
 @staged
-async def test_assigned_queues_are_had_by_everybody_who_wants_them(stage):
+async def test_a_queue_can_be_assigned_to_several_consumers(stage):
     queues = await stage.topic(queues=3, messages=2)
     first, second = stage.consumer(name="first"), stage.consumer(name="second")
     await first.assign(queues[:2])
@@ -33,12 +33,12 @@ async def test_assigned_queues_are_had_by_everybody_who_wants_them(stage):
     async with first, second:
         assert first.queues == queues[:2]
         mine, theirs = await polled(first, 4), await polled(second, 4)
-        assert {each.queue for each in mine} == {*queues[:2]}
-        assert {each.queue for each in theirs} == {*queues[1:]}
+        assert {message.queue for message in mine} == {*queues[:2]}
+        assert {message.queue for message in theirs} == {*queues[1:]}
 
 
 @staged
-async def test_an_assignment_may_change_at_any_time(stage):
+async def test_an_assignment_can_change_at_any_time(stage):
     queues = await stage.topic(queues=3, messages=2)
     consumer = stage.consumer(replace(SOON, pull_batch=1))
     async with consumer:
@@ -58,7 +58,7 @@ async def test_an_assignment_may_change_at_any_time(stage):
 
 
 @staged
-async def test_a_seek_may_follow_an_assignment_at_once(stage):
+async def test_a_seek_can_follow_an_assignment_at_once(stage):
     [queue] = await stage.topic(messages=5)
     consumer = stage.consumer()
     async with consumer:
@@ -69,7 +69,7 @@ async def test_a_seek_may_follow_an_assignment_at_once(stage):
 
 
 @staged
-async def test_a_seek_goes_with_its_assignment(stage):
+async def test_a_seek_is_dropped_with_its_assignment(stage):
     [queue] = await stage.topic(messages=5)
     consumer = stage.consumer()
     async with consumer:
@@ -81,12 +81,12 @@ async def test_a_seek_goes_with_its_assignment(stage):
 
 
 @staged
-async def test_nothing_is_given_out_of_a_queue_that_is_taken_away(stage):
+async def test_poll_returns_nothing_from_a_queue_that_is_being_unassigned(stage):
     [queue] = await stage.topic(messages=5)
     consumer = stage.consumer()
     await consumer.assign([queue])
     async with consumer:
-        await until(lambda: sum(each.cached_msg_count for each in consumer.held().values()) == 5)
+        await until(lambda: sum(state.cached_msg_count for state in consumer.held().values()) == 5)
         assigning = asyncio.create_task(consumer.assign([]))
         await asyncio.sleep(0)
         assert await consumer.poll(0) == []
@@ -94,7 +94,7 @@ async def test_nothing_is_given_out_of_a_queue_that_is_taken_away(stage):
 
 
 @staged
-async def test_sharing_and_assigning_do_not_mix(stage):
+async def test_subscribing_and_assigning_cannot_be_combined(stage):
     [queue] = await stage.topic()
     subscribed, assigned = stage.consumer(), stage.consumer()
     subscribed.subscribe(TOPIC)
@@ -105,11 +105,11 @@ async def test_sharing_and_assigning_do_not_mix(stage):
         assigned.subscribe(TOPIC)
 
 
-# Going elsewhere
+# Seeking
 
 
 @staged
-async def test_seeking_forgets_what_was_fetched(stage):
+async def test_a_seek_discards_fetched_messages(stage):
     [queue] = await stage.topic(messages=10)
     consumer = stage.consumer(replace(SOON, pull_batch=2))
     consumer.subscribe(TOPIC)
@@ -128,7 +128,7 @@ async def test_seeking_forgets_what_was_fetched(stage):
 
 
 @staged
-async def test_seeking_by_time_finds_what_was_stored_since(stage):
+async def test_a_seek_by_time_finds_messages_stored_since_then(stage):
     [queue] = await stage.topic(messages=3)
     await asyncio.sleep(5.0)
     since_ms = stage.world.machine("server").clock.wall_ms()
@@ -142,7 +142,7 @@ async def test_seeking_by_time_finds_what_was_stored_since(stage):
 
 
 @staged
-async def test_seeking_to_a_time_after_the_last_message_leads_to_the_end(stage):
+async def test_a_seek_to_a_time_after_the_last_message_goes_to_the_end(stage):
     [queue] = await stage.topic(messages=3)
     await asyncio.sleep(5.0)
     consumer = stage.consumer()
@@ -155,7 +155,7 @@ async def test_seeking_to_a_time_after_the_last_message_leads_to_the_end(stage):
 
 
 @staged
-async def test_what_was_given_out_before_a_seek_is_not_counted_over_the_new_place(stage):
+async def test_messages_polled_before_a_seek_do_not_overwrite_the_new_offset(stage):
     [queue] = await stage.topic(messages=10)
     consumer = stage.consumer(replace(SOON, pull_batch=2))
     consumer.subscribe(TOPIC)
@@ -171,7 +171,7 @@ async def test_what_was_given_out_before_a_seek_is_not_counted_over_the_new_plac
 
 
 @staged
-async def test_a_seek_alone_saves_nothing_where_only_commits_count(stage):
+async def test_a_seek_saves_no_offset_when_only_commits_count(stage):
     [queue] = await stage.topic(messages=10)
     consumer = stage.consumer(replace(BY_HAND, pull_batch=2))
     consumer.subscribe(TOPIC)
@@ -187,7 +187,7 @@ async def test_a_seek_alone_saves_nothing_where_only_commits_count(stage):
 
 
 @staged
-async def test_a_seek_before_the_start_saves_nothing_either(stage):
+async def test_a_seek_before_the_first_poll_saves_no_offset_when_only_commits_count(stage):
     [queue] = await stage.topic(messages=10)
     consumer = stage.consumer(BY_HAND)
     async with consumer:
@@ -201,7 +201,7 @@ async def test_a_seek_before_the_start_saves_nothing_either(stage):
 
 
 @staged
-async def test_nobody_seeks_in_a_queue_that_is_not_held(stage):
+async def test_a_seek_in_a_queue_that_is_not_held_is_refused(stage):
     [queue] = await stage.topic()
     consumer = stage.consumer()
     consumer.subscribe(TOPIC)
@@ -214,7 +214,7 @@ async def test_nobody_seeks_in_a_queue_that_is_not_held(stage):
 
 
 @staged
-async def test_an_operator_may_reset_offsets_meanwhile(stage):
+async def test_an_operator_can_reset_the_offsets_of_a_running_consumer(stage):
     [queue] = await stage.topic(messages=4)
     for settings in (SOON, BY_HAND):
         consumer = stage.consumer(settings)
@@ -228,7 +228,7 @@ async def test_an_operator_may_reset_offsets_meanwhile(stage):
 
 
 @staged
-async def test_a_paused_queue_gives_out_nothing(stage):
+async def test_poll_returns_nothing_from_a_paused_queue(stage):
     queues = await stage.topic(queues=2, messages=4)
     consumer = stage.consumer(replace(SOON, pull_batch=1))
     consumer.subscribe(TOPIC)
@@ -253,12 +253,12 @@ async def test_a_paused_queue_gives_out_nothing(stage):
 
 
 @staged
-async def test_a_poll_that_waits_is_given_what_is_resumed(stage):
+async def test_a_waiting_poll_returns_messages_of_a_resumed_queue(stage):
     [queue] = await stage.topic(messages=4)
     consumer = stage.consumer()
     consumer.subscribe(TOPIC)
     async with consumer:
-        await until(lambda: sum(each.cached_msg_count for each in consumer.held().values()) == 4)
+        await until(lambda: sum(state.cached_msg_count for state in consumer.held().values()) == 4)
         consumer.pause()
         waiting = asyncio.create_task(consumer.poll(60.0))
         await asyncio.sleep(1.0)
@@ -289,7 +289,7 @@ async def test_single_pulls_need_no_subscription(stage):
 
 
 @staged
-async def test_noted_offsets_are_read_at_once_and_saved_in_time(stage):
+async def test_noted_offsets_are_visible_at_once_and_saved_periodically(stage):
     [queue] = await stage.topic(messages=3)
     consumer = stage.consumer()
     async with consumer:
@@ -304,7 +304,7 @@ async def test_noted_offsets_are_read_at_once_and_saved_in_time(stage):
 
 
 @staged
-async def test_what_was_noted_is_not_believed_in_the_next_run(stage):
+async def test_an_offset_noted_in_one_run_does_not_override_the_saved_one_in_the_next(stage):
     [queue] = await stage.topic(messages=3)
     consumer = stage.consumer()
     async with consumer:
@@ -315,7 +315,7 @@ async def test_what_was_noted_is_not_believed_in_the_next_run(stage):
 
 
 @staged
-async def test_offsets_of_queues_that_are_held_are_not_noted_by_hand(stage):
+async def test_noting_the_offset_of_an_assigned_queue_is_refused(stage):
     [queue] = await stage.topic()
     consumer = stage.consumer()
     await consumer.assign([queue])
@@ -324,15 +324,15 @@ async def test_offsets_of_queues_that_are_held_are_not_noted_by_hand(stage):
             consumer.note_offset(queue, 1)
 
 
-# Where a group begins
+# Where a group starts
 
 
 @pytest.mark.parametrize(
     ("start", "first"), [(StartFrom.FIRST, 0), (StartFrom.TIME, 2), (StartFrom.LAST, 4)]
 )
-def test_a_new_group_begins_where_it_says_also_in_a_queue_with_its_first_message(start, first):
-    """RocketMQ says 0 of such a queue, unless it is asked not to: to the group that looks as if it
-    had been there already.
+def test_a_new_group_starts_where_configured_even_in_a_queue_with_its_first_message(start, first):
+    """RocketMQ returns 0 for such a queue, unless the request forbids it, as if the group had
+    consumed from it before.
     """
 
     @staged

@@ -88,7 +88,7 @@ async def schedule(client):
 
 @pytest.mark.parametrize("again_after", [None, 1, 3])
 @pytest.mark.parametrize("use", [share, choose, pull, schedule])
-def test_with_a_client_of_its_own(use, again_after):
+def test_a_pull_consumer_cancelled_anywhere_closes_its_own_client(use, again_after):
     async def scene(stage, attempt):
         client = stage.client(network=attempt.watch(stage.world.machine("one").network))
 
@@ -105,15 +105,15 @@ def test_with_a_client_of_its_own(use, again_after):
 
 @pytest.mark.parametrize("again_after", [None, 2])
 @pytest.mark.parametrize("use", [share, choose, pull, schedule])
-def test_with_a_shared_client(use, again_after):
+def test_a_pull_consumer_cancelled_anywhere_leaves_its_group_on_a_shared_client(use, again_after):
     async def scene(stage, attempt):
         network = attempt.watch(stage.world.machine("one").network)
         async with stage.client(network=network) as client:
             await attempt.run(use(client), within_s=4.0)
             assert client.consumer(GROUP) is None
             await asyncio.sleep(5.0)
-            # No broker may count on somebody who is gone.
-            assert [each.member_ids(GROUP) for each in stage.cluster.brokers] == [[], []]
+            # No broker may list a member that has left.
+            assert [broker.member_ids(GROUP) for broker in stage.cluster.brokers] == [[], []]
             # And the group is free for the next one.
             async with PullConsumer(GROUP, client, SETTINGS):
                 pass

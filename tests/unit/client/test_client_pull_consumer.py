@@ -1,4 +1,4 @@
-"""A consumer that is asked for messages: who gets what, and what counts as consumed."""
+"""A pull consumer: which messages a poll returns, and which count as consumed."""
 
 import asyncio
 
@@ -29,11 +29,11 @@ from txmq.errors import (
 )
 from txmq.message import Queue
 
-# Giving out
+# Polling
 
 
 @staged
-async def test_messages_come_in_lists_of_one_queue_and_in_its_order(stage):
+async def test_each_poll_returns_messages_of_one_queue_in_order(stage):
     await stage.topic(queues=2, messages=5)
     consumer = stage.consumer(replace(SOON, pull_batch=3))
     consumer.subscribe(TOPIC)
@@ -41,7 +41,7 @@ async def test_messages_come_in_lists_of_one_queue_and_in_its_order(stage):
 
     async with consumer:
         async for messages in consumer:
-            assert len({each.queue for each in messages}) == 1
+            assert len({message.queue for message in messages}) == 1
             assert 1 <= len(messages) <= 3
             found[messages[0].queue.number] += bodies(messages)
             if sum(map(len, found.values())) == 10:
@@ -51,12 +51,12 @@ async def test_messages_come_in_lists_of_one_queue_and_in_its_order(stage):
 
 
 @staged
-async def test_queues_take_turns(stage):
+async def test_polls_rotate_through_the_queues(stage):
     await stage.topic(queues=3, messages=4)
     consumer = stage.consumer(replace(SOON, pull_batch=1))
     consumer.subscribe(TOPIC)
     async with consumer:
-        await until(lambda: sum(each.cached_msg_count for each in consumer.held().values()) == 12)
+        await until(lambda: sum(state.cached_msg_count for state in consumer.held().values()) == 12)
 
         turns = [(await consumer.poll())[0].queue.number for _ in range(12)]
 
@@ -64,7 +64,7 @@ async def test_queues_take_turns(stage):
 
 
 @staged
-async def test_a_poll_waits_as_long_as_it_is_told_and_no_longer_than_it_must(stage):
+async def test_a_poll_waits_until_its_timeout_or_the_first_message(stage):
     [queue] = await stage.topic()
     consumer = stage.consumer()
     consumer.subscribe(TOPIC)
@@ -81,7 +81,7 @@ async def test_a_poll_waits_as_long_as_it_is_told_and_no_longer_than_it_must(sta
 
 
 @staged
-async def test_only_wanted_tags_come(stage):
+async def test_only_messages_with_subscribed_tags_are_polled(stage):
     [queue] = await stage.topic()
     await stage.send(queue, 2, tags="red")
     await stage.send(queue, 2, first=2, tags="blue")
@@ -93,7 +93,7 @@ async def test_only_wanted_tags_come(stage):
 
 
 @staged
-async def test_a_topic_may_come_into_being_later(stage):
+async def test_a_topic_created_after_the_consumer_starts_is_consumed(stage):
     consumer = stage.consumer()
     consumer.subscribe(TOPIC)
     async with consumer:
@@ -103,7 +103,7 @@ async def test_a_topic_may_come_into_being_later(stage):
 
 
 @staged
-async def test_only_one_asks_at_a_time(stage):
+async def test_a_second_poll_at_the_same_time_is_refused(stage):
     [queue] = await stage.topic()
     consumer = stage.consumer()
     consumer.subscribe(TOPIC)
@@ -117,20 +117,20 @@ async def test_only_one_asks_at_a_time(stage):
 
 
 @staged
-async def test_fetching_stops_while_much_waits(stage):
+async def test_fetching_stops_while_the_cache_is_full(stage):
     queues = await stage.topic(queues=2, messages=40)
     consumer = stage.consumer(replace(SOON, pull_batch=4, all_cached_max=16))
     consumer.subscribe(TOPIC)
     async with consumer:
         await asyncio.sleep(10.0)
-        counts = {queue: each.cached_msg_count for queue, each in consumer.held().items()}
+        counts = {queue: state.cached_msg_count for queue, state in consumer.held().items()}
         assert counts == dict.fromkeys(queues, 8)
 
         assert len(await polled(consumer, 80)) == 80
 
 
 @staged
-async def test_what_is_given_out_and_not_committed_does_not_stop_fetching(stage):
+async def test_polled_messages_without_a_commit_do_not_stop_fetching(stage):
     await stage.topic(messages=60)
     consumer = stage.consumer(replace(BY_HAND, cached_max=8, pull_batch=4))
     consumer.subscribe(TOPIC)
@@ -142,7 +142,7 @@ async def test_what_is_given_out_and_not_committed_does_not_stop_fetching(stage)
 
 
 @staged
-async def test_what_was_given_out_counts_once_more_is_asked_for(stage):
+async def test_polled_messages_count_as_consumed_at_the_next_poll(stage):
     [queue] = await stage.topic(messages=6)
     consumer = stage.consumer(replace(SOON, pull_batch=2))
     consumer.subscribe(TOPIC)
@@ -158,7 +158,7 @@ async def test_what_was_given_out_counts_once_more_is_asked_for(stage):
 
 
 @staged
-async def test_an_iteration_that_ends_has_consumed_everything(stage):
+async def test_an_iteration_that_ends_commits_all_its_messages(stage):
     [queue] = await stage.topic(messages=6)
     consumer = stage.consumer(replace(SOON, pull_batch=2))
     consumer.subscribe(TOPIC)
@@ -173,7 +173,7 @@ async def test_an_iteration_that_ends_has_consumed_everything(stage):
 
 
 @staged
-async def test_a_body_that_raises_is_given_its_messages_again(stage):
+async def test_messages_of_a_loop_body_that_raises_are_delivered_again(stage):
     [queue] = await stage.topic(messages=6)
     settings = replace(SOON, pull_batch=2)
     consumer = stage.consumer(settings)
@@ -198,7 +198,7 @@ async def test_a_body_that_raises_is_given_its_messages_again(stage):
 
 
 @staged
-async def test_a_commit_saves_what_was_given_out(stage):
+async def test_a_commit_saves_the_offset_of_the_polled_messages(stage):
     [queue] = await stage.topic(messages=6)
     consumer = stage.consumer(replace(BY_HAND, pull_batch=2))
     consumer.subscribe(TOPIC)
@@ -219,7 +219,7 @@ async def test_a_commit_saves_what_was_given_out(stage):
 
 
 @staged
-async def test_a_commit_saves_the_last_list_also_where_lists_count_by_themselves(stage):
+async def test_a_commit_saves_the_last_poll_of_a_consumer_that_commits_itself(stage):
     [queue] = await stage.topic(messages=3)
     consumer = stage.consumer()
     consumer.subscribe(TOPIC)
@@ -230,7 +230,7 @@ async def test_a_commit_saves_the_last_list_also_where_lists_count_by_themselves
 
 
 @staged
-async def test_a_commit_that_cannot_be_saved_raises_and_is_made_good_later(stage):
+async def test_a_commit_that_cannot_be_saved_raises_and_is_saved_later(stage):
     [queue] = await stage.topic(messages=3)
     consumer = stage.consumer(BY_HAND)
     consumer.subscribe(TOPIC)
@@ -247,7 +247,7 @@ async def test_a_commit_that_cannot_be_saved_raises_and_is_made_good_later(stage
 
 @staged
 async def test_nothing_is_lost_when_a_program_dies(stage):
-    """What was committed does not come again, all else does."""
+    """Committed messages do not come again; all others do."""
     [queue] = await stage.topic(messages=20)
     machine = stage.world.machine("mortal")
     settings = replace(BY_HAND, pull_batch=4)
@@ -296,7 +296,7 @@ async def test_members_share_queues_and_hand_them_over(stage):
             for queue in queues:
                 await stage.send(queue, 1, first=2)
             mine, theirs = await polled(first, 2), await polled(second, 2)
-            found = {each.body for each in mine + theirs}
+            found = {message.body for message in mine + theirs}
             assert found == {b"0/2", b"1/2", b"2/2", b"3/2"}
             await second.commit()
         await until(lambda: first.queues == queues)
@@ -304,7 +304,7 @@ async def test_members_share_queues_and_hand_them_over(stage):
 
 
 @staged
-async def test_what_is_given_out_of_a_lost_queue_comes_again_to_its_next_holder(stage):
+async def test_uncommitted_messages_of_a_lost_queue_go_to_its_next_holder(stage):
     await stage.topic(queues=2, messages=3)
     first, second = stage.consumer(BY_HAND, "first"), stage.consumer(BY_HAND, "second")
     first.subscribe(TOPIC)
@@ -320,7 +320,7 @@ async def test_what_is_given_out_of_a_lost_queue_comes_again_to_its_next_holder(
             assert await stage.saved(lost) == 0
 
 
-def test_broadcast_consumers_get_everything_and_keep_their_offsets_in_files(tmp_path):
+def test_broadcast_consumers_get_all_messages_and_keep_their_offsets_in_files(tmp_path):
     async def scenario(stage):
         await stage.topic(queues=2, messages=3)
         for name in ("first", "second"):
@@ -332,7 +332,7 @@ def test_broadcast_consumers_get_everything_and_keep_their_offsets_in_files(tmp_
                     assert len(await polled(consumer, count)) == count
                     assert await consumer.poll(5.0) == []
                     await consumer.commit()
-        # Where its next file should be there is something else.
+        # A folder is where its next file should be.
         (tmp_path / "second" / "default" / f"{GROUP}.new").mkdir()
         async with consumer:
             await until(lambda: len(consumer.queues) == 2)
@@ -345,7 +345,7 @@ def test_broadcast_consumers_get_everything_and_keep_their_offsets_in_files(tmp_
 
 
 @staged
-async def test_a_broker_may_be_away_for_a_while(stage):
+async def test_a_consumer_continues_after_its_broker_was_unreachable(stage):
     [queue] = await stage.topic(messages=2)
     consumer = stage.consumer(replace(SOON, pull_batch=1))
     consumer.subscribe(TOPIC)
@@ -362,7 +362,7 @@ async def test_a_broker_may_be_away_for_a_while(stage):
 
 
 @staged
-async def test_a_poll_that_waits_ends_when_the_consumer_stops(stage):
+async def test_a_waiting_poll_returns_when_the_consumer_stops(stage):
     await stage.topic()
     consumer = stage.consumer()
     consumer.subscribe(TOPIC)
@@ -391,11 +391,11 @@ async def test_an_iteration_ends_when_the_consumer_stops(stage):
         assert await iterating == [numbered(0, 0)]
         with pytest.raises(UsageError, match="stopped"):
             await consumer.poll()
-    assert [each async for each in consumer] == []
+    assert [batch async for batch in consumer] == []
 
 
 @staged
-async def test_a_consumer_may_run_again(stage):
+async def test_a_stopped_consumer_can_run_again(stage):
     await stage.topic(messages=2)
     consumer = stage.consumer(replace(SOON, pull_batch=1))
     consumer.subscribe(TOPIC)
@@ -406,7 +406,7 @@ async def test_a_consumer_may_run_again(stage):
 
 
 @staged
-async def test_a_shared_client_stays_open_and_brokers_hear_of_the_end(stage):
+async def test_a_consumer_that_stops_unregisters_and_leaves_a_shared_client_open(stage):
     await stage.topic(messages=1)
     async with stage.client() as client:
         consumer = PullConsumer(GROUP, client, SOON)
@@ -421,7 +421,7 @@ async def test_a_shared_client_stays_open_and_brokers_hear_of_the_end(stage):
 
 @staged
 async def test_a_cancelled_poll_loses_nothing(stage):
-    """It is cancelled at each moment, also when the messages are there already."""
+    """It is cancelled at different moments, some of them after the messages have arrived."""
     [queue] = await stage.topic()
     consumer = stage.consumer(replace(SOON, pull_batch=1))
     consumer.subscribe(TOPIC)
@@ -445,7 +445,7 @@ async def test_a_cancelled_poll_loses_nothing(stage):
 # Misuse
 
 
-def test_what_cannot_work_is_refused():
+def test_invalid_topics_groups_and_settings_are_refused():
     consumer = PullConsumer(GROUP, "127.0.0.1:9876")
     with pytest.raises(LocalProtocolError):
         consumer.subscribe("no topic")
@@ -458,7 +458,7 @@ def test_what_cannot_work_is_refused():
 
 
 @run_by(in_loop)
-async def test_a_consumer_that_is_not_running_gives_nothing():
+async def test_a_consumer_that_is_not_running_refuses_calls():
     consumer, queue = PullConsumer(GROUP, "127.0.0.1:9876"), Queue(TOPIC, "b", 0)
     for asked in (
         consumer.poll(), consumer.commit(), consumer.seek(queue, 1), consumer.pull(queue, 0),
@@ -477,7 +477,7 @@ async def test_a_consumer_that_is_not_running_gives_nothing():
 
 
 @staged
-async def test_topics_are_subscribed_to_before_the_start(stage):
+async def test_subscribing_after_the_start_is_refused(stage):
     await stage.topic()
     consumer = stage.consumer()
     async with consumer:

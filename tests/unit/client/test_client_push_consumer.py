@@ -26,11 +26,11 @@ def refuse(request):
     return command.answer(request, 1, remark="not now")
 
 
-# Where it begins
+# Where it starts
 
 
 @pytest.mark.parametrize("start", StartFrom)
-def test_a_known_group_goes_on_where_it_stands(start):
+def test_a_known_group_continues_at_its_committed_offset(start):
     @acting()
     async def scenario(stage):
         stage.put(b"0", b"1", b"2")
@@ -49,11 +49,11 @@ def test_a_known_group_goes_on_where_it_stands(start):
         ({"start": StartFrom.TIME}, [b"young", b"new"]),
     ],
 )
-def test_a_fresh_group_begins_where_it_is_set_to(settings, expected):
+def test_a_new_group_starts_where_its_settings_say(settings, expected):
     @acting()
     async def scenario(stage):
         stage.put(b"old")
-        await asyncio.sleep(1801)  # More than the half hour that is taken where no time is given.
+        await asyncio.sleep(1801)  # More than half an hour, the default without a time.
         stage.put(b"young")
         async with stage.client() as client, stage.reader(client, **settings) as consumer:
             await stage.until(lambda: consumer.positions().get(Queue(TOPIC, "broker-a", 0)))
@@ -64,7 +64,7 @@ def test_a_fresh_group_begins_where_it_is_set_to(settings, expected):
 
 
 @acting()
-async def test_a_fresh_group_begins_at_a_given_time(stage):
+async def test_a_new_group_can_start_at_a_given_time(stage):
     stage.put(b"old")
     await asyncio.sleep(5)
     start_ms = stage.cluster.clock.wall_ms()
@@ -87,7 +87,7 @@ async def test_a_start_time_delivers_nothing_older_from_a_queue_without_newer_me
 
 
 @acting()
-async def test_where_a_fresh_group_begins_is_said_before_anything_is_consumed(stage):
+async def test_the_start_offset_of_a_new_group_is_committed_before_anything_is_consumed(stage):
     stage.put(b"0", b"1")
     stuck = asyncio.Event()
     async with (
@@ -113,7 +113,7 @@ async def test_tags_are_compared_by_their_text(stage):
 
 
 @acting()
-async def test_a_failed_message_is_sent_back_and_comes_again_under_its_own_topic(stage):
+async def test_a_failed_message_is_sent_back_and_redelivered_under_its_own_topic(stage):
     topics = []
 
     async def fail_once(message):
@@ -128,7 +128,7 @@ async def test_a_failed_message_is_sent_back_and_comes_again_under_its_own_topic
         (head,) = stage.asked(SEND_BACK)
         assert (head["group"], head["delayLevel"]) == (GROUP, "0")
         assert head["originTopic"] == TOPIC
-        assert "maxReconsumeTimes" not in head  # The group's affair, where nobody set it.
+        assert "maxReconsumeTimes" not in head  # The group decides if it is not set.
         assert head["reason"] == "ValueError"
         assert head["offset"] == "0"
     assert stage.committed() == 1
@@ -143,7 +143,7 @@ async def test_a_failed_message_is_sent_back_and_comes_again_under_its_own_topic
         ({"attempts_max": 3}, Later(DEAD_LETTER), "-1", "3"),
     ],
 )
-def test_a_handler_may_say_how_much_later(settings, verdict, level, most):
+def test_a_handler_can_choose_the_delay_of_a_retry(settings, verdict, level, most):
     @acting()
     async def scenario(stage):
         async def later(message):
@@ -160,7 +160,7 @@ def test_a_handler_may_say_how_much_later(settings, verdict, level, most):
 
 
 @acting()
-async def test_a_batch_may_be_consumed_in_part(stage):
+async def test_a_batch_handler_can_return_the_rest_of_its_batch_for_later(stage):
     stage.put(b"0", b"1", b"2", b"3")
     batches = []
     settings = ConsumerSettings(start=StartFrom.FIRST, batch_max=4)
@@ -180,7 +180,7 @@ async def test_a_batch_may_be_consumed_in_part(stage):
 
 
 @acting()
-async def test_what_cannot_be_sent_back_is_tried_here_later(stage):
+async def test_a_message_that_cannot_be_sent_back_is_retried_locally(stage):
     stage.cluster.replies[SEND_BACK] = refuse
 
     async def fail_twice(message):
@@ -200,7 +200,7 @@ async def test_what_cannot_be_sent_back_is_tried_here_later(stage):
 
 
 @acting()
-async def test_whatever_else_a_handler_returns_it_has_consumed_the_message(stage):
+async def test_a_handler_that_returns_anything_else_has_consumed_the_message(stage):
     async def chatty(message):
         return "done"
 
@@ -226,7 +226,7 @@ async def test_a_handler_that_awaits_something_cancelled_has_failed(stage):
 
 
 @acting()
-async def test_a_message_of_a_topic_without_handler_is_sent_back(stage):
+async def test_a_message_of_a_topic_without_a_handler_is_sent_back(stage):
     stage.put(b"0")
     stage.put(b"1", topic=RETRY, properties={"RETRY_TOPIC": "Gone"})
     async with stage.client() as client, stage.reader(client):
@@ -247,7 +247,7 @@ async def test_a_message_of_a_topic_without_handler_is_sent_back(stage):
         ({"topic_cached_max": 10, "pull_batch": 1}, 10),
     ],
 )
-def test_no_more_is_fetched_than_may_wait(settings, most):
+def test_fetching_stops_at_each_limit_of_the_cache(settings, most):
     @acting()
     async def scenario(stage):
         stage.put(*[b"%010d" % each for each in range(200)])
@@ -267,8 +267,8 @@ def test_no_more_is_fetched_than_may_wait(settings, most):
 
 
 @acting()
-async def test_the_span_counts_and_not_the_number_of_messages(stage):
-    stage.put(*[b"%d" % each for each in range(100)])
+async def test_fetching_is_limited_by_the_span_of_open_offsets(stage):
+    stage.put(*[b"%d" % number for number in range(100)])
     go = asyncio.Event()
 
     async def first_waits(message):
@@ -290,24 +290,24 @@ async def test_the_span_counts_and_not_the_number_of_messages(stage):
 
 
 @acting()
-async def test_pulls_tell_how_far_the_group_has_come(stage):
+async def test_pulls_carry_the_committed_offset_of_the_group(stage):
     async with stage.client() as client, stage.reader(client, commit_interval=1000):
         stage.put(b"0")
         await stage.until(lambda: stage.seen)
         await asyncio.sleep(1)
-    pulls = [each for each in stage.asked(RequestCode.PULL_MESSAGE) if each["topic"] == TOPIC]
+    pulls = [pull for pull in stage.asked(RequestCode.PULL_MESSAGE) if pull["topic"] == TOPIC]
     told = {
-        int(each["commitOffset"]): bool(int(each["sysFlag"]) & PullFlag.COMMIT_OFFSET)
-        for each in pulls
+        int(pull["commitOffset"]): bool(int(pull["sysFlag"]) & PullFlag.COMMIT_OFFSET)
+        for pull in pulls
     }
     assert told == {0: False, 1: True}
 
 
-# Handlers that take too long, stops
+# Slow handlers, stops
 
 
 @acting()
-async def test_a_message_worked_on_for_too_long_is_sent_back(stage):
+async def test_a_message_handled_for_too_long_is_sent_back(stage):
     async def sleepy(message):
         if not message.attempts:
             await asyncio.sleep(100)
@@ -323,11 +323,11 @@ async def test_a_message_worked_on_for_too_long_is_sent_back(stage):
         await consumer.commit()
         assert stage.committed() == 1
         await asyncio.sleep(100)
-    assert len(stage.asked(SEND_BACK)) == 1  # What the late handler says counts no more.
+    assert len(stage.asked(SEND_BACK)) == 1  # The result of the late handler no longer counts.
 
 
 @acting()
-async def test_an_async_handler_is_cancelled_after_its_time_out_and_holds_up_no_stop(stage):
+async def test_an_async_handler_is_cancelled_after_its_timeout_and_does_not_delay_a_stop(stage):
     ended = []
 
     async def hangs_once(message):
@@ -348,11 +348,11 @@ async def test_an_async_handler_is_cancelled_after_its_time_out_and_holds_up_no_
 
 
 @acting()
-async def test_a_stop_lets_handlers_finish_what_was_fetched(stage):
+async def test_a_stop_lets_handlers_finish_fetched_messages(stage):
     async def slow(message):
         await asyncio.sleep(1)
 
-    stage.put(*[b"%d" % each for each in range(10)])
+    stage.put(*[b"%d" % number for number in range(10)])
     async with stage.client() as client:
         async with stage.reader(client, slow, concurrency=2):
             await stage.until(lambda: stage.seen)
@@ -362,7 +362,7 @@ async def test_a_stop_lets_handlers_finish_what_was_fetched(stage):
 
 
 @pytest.mark.parametrize("settings", [{}, {"is_orderly": True}])
-def test_a_stop_gives_up_in_time(settings):
+def test_a_stop_cancels_handlers_after_stop_timeout(settings):
     @acting()
     async def scenario(stage):
         ends = []
@@ -428,7 +428,10 @@ async def test_a_client_starts_and_stops_the_consumers_of_its_functions(stage):
         assert sorted(seen) == [
             ("audit", b"1"), ("audit", b"2"), ("credit", b"1"), ("other", b"3")
         ]  # fmt: skip
-        assert {client.consumer(each).group for each in ("credit", "audit")} == {"credit", "audit"}
+        assert {client.consumer(group).group for group in ("credit", "audit")} == {
+            "credit",
+            "audit",
+        }
         assert not waiting.done()
         with pytest.raises(UsageError, match="before the client opens"):
             client.on("V", group="credit")
@@ -440,7 +443,7 @@ async def test_a_client_starts_and_stops_the_consumers_of_its_functions(stage):
 
 
 @acting()
-async def test_a_client_opens_with_all_its_consumers_or_not_at_all(stage):
+async def test_a_client_does_not_open_when_one_of_its_consumers_cannot_start(stage):
     client = stage.client()
     client.on(TOPIC, group="one")(print)
     client.on(TOPIC, group="two")(print)
@@ -457,7 +460,7 @@ async def test_a_client_opens_with_all_its_consumers_or_not_at_all(stage):
 
 
 @acting()
-async def test_a_group_of_a_client_is_said_once(stage):
+async def test_a_group_of_a_client_has_one_handler_per_topic_and_one_set_of_settings(stage):
     client = stage.client()
     client.on(TOPIC, group="g", settings=ConsumerSettings(batch_max=2))(print)
     client.on("U", group="g", settings=ConsumerSettings(batch_max=2))(print)
@@ -473,7 +476,7 @@ async def test_a_group_of_a_client_is_said_once(stage):
 
 
 @acting()
-async def test_broadcasts_keep_offsets_in_a_file_and_drop_failures(stage):
+async def test_broadcast_consumers_keep_offsets_in_a_file_and_drop_failed_messages(stage):
     with tempfile.TemporaryDirectory() as base:
         settings = {"is_broadcast": True, "offsets_path": Path(base), "stop_timeout": 1.0}
 
@@ -505,7 +508,7 @@ async def test_broadcasts_keep_offsets_in_a_file_and_drop_failures(stage):
 
 
 @acting(queues=2)
-async def test_a_pause_holds_back_what_is_not_fetched_yet(stage):
+async def test_a_paused_queue_is_not_fetched_from(stage):
     async with stage.client() as client, stage.reader(client) as consumer:
         await stage.until(lambda: len(consumer.positions()) == 3)
         consumer.pause([Queue(TOPIC, "broker-a", 1)])
@@ -525,7 +528,7 @@ async def test_a_pause_holds_back_what_is_not_fetched_yet(stage):
 
 
 @acting()
-async def test_a_consumer_that_pauses_pauses_queues_that_come_to_it(stage):
+async def test_a_paused_consumer_also_pauses_queues_it_gains_later(stage):
     stage.broker.topics.pop(TOPIC)
     async with stage.client() as client, stage.reader(client, rebalance_interval=1.0) as consumer:
         consumer.pause()
@@ -539,10 +542,10 @@ async def test_a_consumer_that_pauses_pauses_queues_that_come_to_it(stage):
 
 
 @pytest.mark.parametrize("settings", [{}, {"is_orderly": True}])
-def test_a_move_forgets_what_was_fetched(settings):
+def test_a_move_discards_fetched_messages(settings):
     @acting()
     async def scenario(stage):
-        stage.put(*[b"%d" % each for each in range(8)])
+        stage.put(*[b"%d" % number for number in range(8)])
         go = asyncio.Event()
 
         async def wait(message):
@@ -566,7 +569,7 @@ def test_a_move_forgets_what_was_fetched(settings):
 
 
 @acting()
-async def test_a_queue_that_ends_before_what_is_wanted_is_begun_with_anew_at_its_end(stage):
+async def test_an_offset_after_the_end_of_a_queue_moves_to_its_end(stage):
     stage.put(b"0", b"1", b"2")
     async with stage.client() as client, stage.reader(client) as consumer:
         await stage.until(lambda: len(stage.seen) == 3)
@@ -578,29 +581,29 @@ async def test_a_queue_that_ends_before_what_is_wanted_is_begun_with_anew_at_its
 
 
 @acting()
-async def test_an_offset_before_the_first_message_goes_on_there(stage):
+async def test_an_offset_before_the_first_message_moves_to_it(stage):
     def pull(request):
         head = request.read(headers.PullMessage)
         if head.topic == TOPIC and head.queue_offset < 4:
             return command.answer(request, 21, headers.PullAnswer(0, 4, 4, 5))
         return stage.broker.on_pull_message(request)
 
-    stage.put(*[b"%d" % each for each in range(5)])
+    stage.put(*[b"%d" % number for number in range(5)])
     stage.cluster.replies[RequestCode.PULL_MESSAGE] = pull
     async with stage.client() as client, stage.reader(client):
         await stage.until(lambda: stage.bodies() == [b"4"])
 
 
 @acting(empty_pull_s=NOT_HELD_S)
-async def test_a_broker_that_holds_nothing_is_not_asked_without_rest(stage):
+async def test_a_broker_that_holds_no_pulls_is_not_pulled_in_a_busy_loop(stage):
     async with stage.client() as client, stage.reader(client):
         await asyncio.sleep(10)
-    pulls = [each for each in stage.asked(RequestCode.PULL_MESSAGE) if each["topic"] == TOPIC]
+    pulls = [pull for pull in stage.asked(RequestCode.PULL_MESSAGE) if pull["topic"] == TOPIC]
     assert 100 < len(pulls) <= 201
 
 
 @acting()
-async def test_a_fetch_that_fails_in_a_way_nobody_thought_of_is_begun_anew(stage):
+async def test_a_fetcher_that_fails_unexpectedly_is_restarted(stage):
     async with stage.client() as client, stage.reader(client) as consumer:
         await stage.until(lambda: len(consumer.positions()) == 2)
         intake = consumer._assignment.fetchers[Queue(TOPIC, "broker-a", 0)]
@@ -609,11 +612,11 @@ async def test_a_fetch_that_fails_in_a_way_nobody_thought_of_is_begun_anew(stage
         await stage.until(lambda: stage.seen)
 
 
-# What is asked in the wrong way
+# Misuse
 
 
 @acting()
-async def test_what_makes_no_sense_is_refused(stage):
+async def test_invalid_groups_handlers_and_levels_are_refused(stage):
     async with stage.client() as client:
         with pytest.raises(LocalProtocolError):
             PushConsumer("no good name", client)
@@ -636,7 +639,7 @@ async def test_what_makes_no_sense_is_refused(stage):
 
 
 @acting(queues=3)
-async def test_a_strategy_can_be_plugged_in(stage):
+async def test_an_allocation_strategy_can_be_configured(stage):
     chosen = frozenset({Queue(TOPIC, "broker-a", 1)})
     async with (
         stage.client() as client,
@@ -648,7 +651,7 @@ async def test_a_strategy_can_be_plugged_in(stage):
 
 
 @acting(queues=2)
-async def test_a_strategy_that_fails_leaves_queues_as_they_are(stage):
+async def test_an_allocation_strategy_that_raises_leaves_queues_as_they_are(stage):
     is_broken = False
 
     class Own:
@@ -676,8 +679,8 @@ async def test_a_strategy_that_fails_leaves_queues_as_they_are(stage):
 
 
 @acting()
-async def test_a_topic_that_comes_into_being_later_is_consumed_as_soon_as_it_is_there(stage):
-    """Until then no broker is known that could have heard of the group."""
+async def test_a_topic_created_after_the_consumer_starts_is_consumed_within_seconds(stage):
+    """Until then no broker is known that could know the group."""
     async with stage.client() as client, stage.reader(client, topic="Late"):
         await asyncio.sleep(1)
         stage.cluster.add_topic("Late", 1)
@@ -687,7 +690,7 @@ async def test_a_topic_that_comes_into_being_later_is_consumed_as_soon_as_it_is_
 
 
 @pytest.mark.parametrize("settings", [{}, {"is_orderly": True}])
-def test_a_stop_ends_though_a_handler_swallows_its_cancellation(settings):
+def test_a_stop_ends_even_if_a_handler_suppresses_its_cancellation(settings):
     @acting()
     async def scenario(stage):
         async def stubborn(message):
@@ -707,7 +710,7 @@ def test_a_stop_ends_though_a_handler_swallows_its_cancellation(settings):
 
 
 @acting()
-async def test_an_operator_may_have_a_message_of_the_retry_topic_handled(stage):
+async def test_handle_accepts_a_message_of_the_retry_topic(stage):
     async with stage.client() as client, stage.reader(client) as consumer:
         stage.put(b"0")
         await stage.until(lambda: stage.seen)
@@ -718,7 +721,7 @@ async def test_an_operator_may_have_a_message_of_the_retry_topic_handled(stage):
 
 
 @acting()
-async def test_a_queue_that_is_just_begun_with_can_be_moved(stage):
+async def test_a_queue_can_be_moved_while_its_start_offset_is_read(stage):
     query, held = RequestCode.QUERY_CONSUMER_OFFSET, []
 
     def hold(request):
@@ -743,7 +746,7 @@ def test_a_topic_that_does_not_exist_is_logged_once_as_missing(caplog):
     async def scenario(stage):
         async with stage.client() as client, stage.reader(client, topic="Missing"):
             await asyncio.sleep(120)
-            lines = [each.message for each in caplog.records if "Missing" in each.message]
+            lines = [record.message for record in caplog.records if "Missing" in record.message]
             (line,) = lines
             assert line == (
                 "readers: topic Missing does not exist; messages come when it does. "

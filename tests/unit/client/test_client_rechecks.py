@@ -1,4 +1,4 @@
-"""Many transactions are checked again: at brokers that know the request for it, and at others."""
+"""Rechecks of many transactions, at brokers with the paged request and at others."""
 
 from msgspec.structs import replace
 
@@ -12,7 +12,7 @@ ENTRY = bodies.TransactionEntry("T1", "parked", "g", "T", 0, 0, 0, "", "", 1, 0,
 
 
 @staged(brokers=2)
-async def test_a_broker_that_lacks_the_request_is_asked_about_each_transaction(stage):
+async def test_a_broker_without_paged_rechecks_is_asked_about_each_transaction(stage):
     new, old = stage.cluster.brokers
     starts, names, counts = [], [], []
 
@@ -38,7 +38,7 @@ async def test_a_broker_that_lacks_the_request_is_asked_about_each_transaction(s
 
 
 @staged()
-async def test_an_answer_that_leads_nowhere_ends_the_pages(stage):
+async def test_a_page_of_rechecks_that_makes_no_progress_is_the_last(stage):
     (broker,) = stage.cluster.brokers
     stuck = RecheckedTransactions(1, 0)
     broker.on_recheck_transactions = lambda request: command.answer(request, 0, stuck)

@@ -1,5 +1,5 @@
-"""Messages that fail, from the first time to the dead letters: a real broker and our consumers in a
-simulated world, where hours take no time.
+"""Messages that fail, from the first attempt to the dead letters: a real broker and our consumers
+in a simulated world, where hours take no time.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from txmq.message import Message, Queue
 from txmq.protocol.codes import RequestCode, SysFlag
 from txmq.protocol.headers import SendMessageV2
 
-# Seed 000: how many seconds after the one before it each of the sixteen retries comes.
+# Seed 000: the seconds between each of the sixteen retries and the one before it.
 TABLE = (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 QUEUE = Queue(TOPIC, "broker-a", 0)
 QUIET_S = 7300.0
@@ -47,7 +47,7 @@ async def fail(message):
 
 
 async def dead(stage, group=GROUP):
-    return [each async for each in stage.admin.dead_letters(group)]
+    return [letter async for letter in stage.admin.dead_letters(group)]
 
 
 async def died(stage, count=1, within_s=60.0):
@@ -62,7 +62,7 @@ async def died(stage, count=1, within_s=60.0):
 @patch("txmq_broker.services.registrar.RETRY_S", 30.0)
 @patch("txmq_broker.services.deliverer.LOOK_S", 30.0)
 @partial(staged, within_s=30_000.0)
-async def test_sixteen_retries_by_the_seeds_table_and_then_the_dead_letters(stage):
+async def test_a_message_is_retried_sixteen_times_with_stock_delays_then_dead_lettered(stage):
     await stage.topic(messages=1)
     seen = Seen(stage, fail, settings=replace(SOON, commit_interval=60.0, rebalance_interval=60.0))
     async with seen.consumer:
@@ -70,13 +70,13 @@ async def test_sixteen_retries_by_the_seeds_table_and_then_the_dead_letters(stag
             await asyncio.sleep(60)
         (letter,) = await died(stage)
         assert await stage.saved(QUEUE) == 1
-        await asyncio.sleep(QUIET_S)  # Nobody is ever given it again.
+        await asyncio.sleep(QUIET_S)  # It is never delivered again.
 
     assert len(seen) == 17
     first = seen[0][0]
     assert sum(TABLE) == 4 * 3600 + 45 * 60 + 40 == 17_140
     late = [at - first - due for (at, _), due in zip(seen[1:], accumulate(TABLE), strict=True)]
-    # Each is given back, delivered and fetched a little after it is due, and never before.
+    # Each retry is stored, delivered and fetched shortly after it is due, and never before.
     assert all(0 <= here - before < 0.2 for before, here in zip([0.0, *late], late, strict=False))
     assert 0 <= seen[16][0] - first - 17_140 < 2.0
     assert [message.attempts for _, message in seen] == list(range(17))
@@ -90,7 +90,7 @@ async def test_sixteen_retries_by_the_seeds_table_and_then_the_dead_letters(stag
 
 
 @staged
-async def test_a_consumer_may_allow_fewer(stage):
+async def test_a_consumer_can_allow_fewer_retries(stage):
     await stage.topic(messages=1)
     seen = Seen(stage, fail, settings=replace(SOON, attempts_max=2))
     async with seen.consumer:
@@ -100,7 +100,7 @@ async def test_a_consumer_may_allow_fewer(stage):
 
 
 @staged
-async def test_a_handler_may_give_up_and_say_why(stage):
+async def test_a_handler_can_dead_letter_a_message_with_a_reason(stage):
     await stage.topic(messages=2)
 
     async def never(message):
@@ -117,7 +117,7 @@ async def test_a_handler_may_give_up_and_say_why(stage):
 
 @pytest.mark.fault("M12")
 @pytest.mark.parametrize("gives_up", [True, False])
-def test_in_order_a_message_is_tried_on_the_spot_and_the_queue_goes_on_without_it(gives_up):
+def test_an_orderly_consumer_retries_on_the_spot_then_dead_letters_and_goes_on(gives_up):
     @staged
     async def scenario(stage):
         await stage.topic(messages=3)
@@ -143,7 +143,7 @@ def test_in_order_a_message_is_tried_on_the_spot_and_the_queue_goes_on_without_i
 
 
 @staged
-async def test_a_dead_letter_that_is_resent_begins_anew_and_remembers_why_it_died(stage):
+async def test_a_resent_dead_letter_starts_with_no_attempts_and_keeps_its_reason(stage):
     await stage.topic(messages=1)
     is_open = []
 
@@ -198,7 +198,7 @@ async def test_consumers_read_dead_letters_only_with_a_setting(stage):
 
 @pytest.mark.fault("M12")
 @staged
-async def test_poison_lies_among_the_dead_letters_and_can_be_looked_at(stage):
+async def test_an_unreadable_message_is_dead_lettered_and_can_be_viewed(stage):
     await stage.topic()
     session = stage.operator.session
     header = SendMessageV2(
@@ -227,7 +227,7 @@ async def test_poison_lies_among_the_dead_letters_and_can_be_looked_at(stage):
 
 @pytest.mark.fault("N8")
 @staged
-async def test_a_stuck_group_holds_little_disturbs_nobody_and_is_seen_to_be_behind(stage):
+async def test_a_stuck_group_caches_little_delays_no_other_group_and_shows_its_lag(stage):
     await stage.topic()
     stuck, count = asyncio.Event(), 3000
     limits = replace(SOON, cached_max=100, stop_timeout=0.0)
@@ -246,7 +246,7 @@ async def test_a_stuck_group_holds_little_disturbs_nobody_and_is_seen_to_be_behi
         assert held.cached_msg_count < limits.cached_max + limits.pull_batch
         assert held.cached_msg_max_offset < limits.cached_max + limits.pull_batch
         lag = {
-            group: sum(each.lag for each in await stage.admin.group_progress(group, TOPIC))
+            group: sum(progress.lag for progress in await stage.admin.group_progress(group, TOPIC))
             for group in ("slow", "quick")
         }
         assert lag == {"slow": count, "quick": 0}

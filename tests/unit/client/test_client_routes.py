@@ -13,7 +13,7 @@ def body(*queues, **addresses):
     )
 
 
-def test_queues_come_by_broker_and_number_whatever_the_order_of_the_answer():
+def test_queues_of_a_route_are_sorted_by_broker_and_number():
     route = route_of("T", body(("b", 1, 1, 6), ("a", 2, 2, 6), a={0: "a:1"}, b={0: "b:1"}))
 
     assert route.writable == (Queue("T", "a", 0), Queue("T", "a", 1), Queue("T", "b", 0))
@@ -21,23 +21,23 @@ def test_queues_come_by_broker_and_number_whatever_the_order_of_the_answer():
     assert route.brokers == ("a", "b")
 
 
-def test_reading_and_writing_have_counts_of_their_own():
+def test_read_and_write_queues_are_counted_separately():
     route = route_of("T", body(("a", 3, 1, 6), a={0: "a:1"}))
 
-    assert [each.number for each in route.readable] == [0, 1, 2]
-    assert [each.number for each in route.writable] == [0]
+    assert [queue.number for queue in route.readable] == [0, 1, 2]
+    assert [queue.number for queue in route.writable] == [0]
 
 
 @pytest.mark.parametrize(
     ("perm", "readable", "writable"), [(6, 1, 1), (4, 1, 0), (2, 0, 1), (0, 0, 0), (7, 1, 1)]
 )
-def test_the_permission_decides_which_queues_there_are(perm, readable, writable):
+def test_the_permission_decides_which_queues_are_readable_and_writable(perm, readable, writable):
     route = route_of("T", body(("a", 1, 1, perm), a={0: "a:1"}))
 
     assert (len(route.readable), len(route.writable)) == (readable, writable)
 
 
-def test_a_broker_without_a_master_is_read_and_not_written_to():
+def test_a_broker_without_a_master_is_readable_but_not_writable():
     route = route_of("T", body(("a", 1, 1, 6), a={1: "a:9", 2: "a:10"}))
 
     assert route.writable == ()
@@ -51,7 +51,7 @@ def test_reading_prefers_the_master():
     assert route_of("T", body(("a", 1, 1, 6), a={1: "a:9", 0: "a:1"})).reader("a") == "a:1"
 
 
-def test_queues_of_brokers_nobody_knows_the_address_of_count_for_nothing():
+def test_queues_of_a_broker_without_an_address_are_ignored():
     route = route_of("T", body(("a", 1, 1, 6), ("b", 1, 1, 6), a={0: "a:1"}, b={}))
 
     assert route.brokers == ("a",)
@@ -59,16 +59,16 @@ def test_queues_of_brokers_nobody_knows_the_address_of_count_for_nothing():
         route.reader("b")
 
 
-def test_a_topic_to_come_has_no_more_queues_than_clients_ask_for():
+def test_a_topic_to_be_created_has_no_more_queues_than_clients_ask_for():
     route = route_of(
         "T", body(("a", 8, 8, 7), ("b", 2, 2, 7), a={0: "a:1"}, b={0: "b:1"}), template=True
     )
 
-    assert [each.broker for each in route.writable] == ["a"] * 4 + ["b"] * 2
-    assert {each.topic for each in route.writable} == {"T"}
+    assert [queue.broker for queue in route.writable] == ["a"] * 4 + ["b"] * 2
+    assert {queue.topic for queue in route.writable} == {"T"}
 
 
-def test_a_route_is_believed_for_a_while():
+def test_a_route_is_cached_until_it_is_stale():
     table, route = RouteTable(), route_of("T", body(("a", 1, 1, 6), a={0: "a:1"}))
 
     table.put(route, 100.0)
@@ -78,7 +78,7 @@ def test_a_route_is_believed_for_a_while():
     assert table.get("other", 100.0) is None
 
 
-def test_a_route_without_a_master_is_believed_for_a_second():
+def test_a_route_without_a_master_is_cached_for_a_second():
     table = RouteTable()
     table.put(route_of("T", body(("a", 1, 1, 6), a={1: "a:1"})), 100.0)
 
@@ -87,7 +87,7 @@ def test_a_route_without_a_master_is_believed_for_a_second():
 
 
 @pytest.mark.fault("N5")
-def test_the_last_route_outlives_its_time_and_a_forced_look_up():
+def test_the_last_route_is_kept_after_it_is_stale_or_forgotten():
     table, route = RouteTable(), route_of("T", body(("a", 1, 1, 6), a={0: "a:1"}))
     table.put(route, 0.0)
 
@@ -98,7 +98,7 @@ def test_the_last_route_outlives_its_time_and_a_forced_look_up():
     assert table.last("other") is None
 
 
-def test_a_forgotten_route_is_asked_for_again():
+def test_a_forgotten_route_is_not_returned_from_the_cache():
     table, route = RouteTable(), route_of("T", body(("a", 1, 1, 6), a={0: "a:1"}))
     table.put(route, 0.0)
 

@@ -30,14 +30,14 @@ def test_intervals_are_multiples_since_1970_for_every_process():
         ((2026, 12, 31, 23, 0), (2027, 1, 1, 2, 30)),
     ],
 )
-def test_a_daily_time_is_that_of_its_zone(after, following):
+def test_a_daily_time_follows_its_time_zone(after, following):
     berlin = ZoneInfo("Europe/Berlin")
     daily = timetable_of(None, "02:30", berlin)
 
     assert daily.next_ms(ms(*after, zone=berlin)) == ms(*following, zone=berlin)
 
 
-def test_a_time_that_comes_twice_a_year_is_served_once():
+def test_a_daily_time_that_occurs_twice_on_one_day_is_used_once():
     berlin = ZoneInfo("Europe/Berlin")
     daily = timetable_of(None, "02:30", berlin)
     first = daily.next_ms(ms(2026, 10, 25, 0, 0, zone=berlin))
@@ -50,7 +50,7 @@ def test_a_time_that_comes_twice_a_year_is_served_once():
     ("interval", "daily"),
     [(None, None), (60, "02:00"), (0, None), (float("nan"), None), (None, "24:00"), (None, "2")],
 )
-def test_unclear_times_are_refused(interval, daily):
+def test_ambiguous_or_invalid_times_are_refused(interval, daily):
     with pytest.raises((UsageError, ConfigError)):
         timetable_of(interval, daily, UTC)
 
@@ -67,7 +67,7 @@ class Counted:
 
 
 async def messages_of(stage, number, counted):
-    """What one process of a worker sends in two and a half minutes."""
+    """The messages that one process of a worker sends in two and a half minutes."""
     CURRENT.set(WorkerProcess(number, 1.0, counted))
     client = stage.client(f"process-{number}")
 
@@ -86,7 +86,7 @@ async def messages_of(stage, number, counted):
 
 
 @acting()
-async def test_the_second_process_sends_nothing_and_the_first_at_each_time_once(stage):
+async def test_only_the_first_process_sends_and_once_per_scheduled_time(stage):
     counted = Counted()
     assert not await messages_of(stage, 2, counted)
     sent = await messages_of(stage, 1, counted)
@@ -104,7 +104,7 @@ async def test_the_second_process_sends_nothing_and_the_first_at_each_time_once(
     assert counted.outcomes == [("ping", False)] * len(sent)
 
 
-def test_a_schedule_needs_a_name_and_a_function_of_the_time():
+def test_a_schedule_needs_a_unique_name_and_a_function_of_at_most_the_time():
     from txmq import Client
 
     client = Client("127.0.0.1:9876")

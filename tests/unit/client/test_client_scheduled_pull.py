@@ -13,7 +13,7 @@ from txmq.message import Queue
 
 
 def reading(found, delay_s=1.0):
-    """A task as programs write it: pull, use, note, and say when to come again."""
+    """A typical task: pull, use, note the offset, and set the delay of the next call."""
 
     async def read(queue, context):
         offset = await context.consumer.committed(queue) or 0
@@ -26,7 +26,7 @@ def reading(found, delay_s=1.0):
 
 
 @staged
-async def test_each_queue_is_read_once_and_then_what_is_new(stage):
+async def test_each_queue_is_read_once_and_then_only_new_messages(stage):
     queues = await stage.topic(queues=2, messages=3)
     schedule, found = stage.schedule(), []
     schedule.on(TOPIC)(reading(found))
@@ -41,7 +41,7 @@ async def test_each_queue_is_read_once_and_then_what_is_new(stage):
 
 
 @staged
-async def test_what_is_noted_last_is_saved_at_the_end(stage):
+async def test_the_last_noted_offset_is_saved_when_the_schedule_stops(stage):
     [queue] = await stage.topic(messages=3)
     settings = replace(SOON, commit_interval=600.0)
     schedule, found = stage.schedule(settings), []
@@ -55,7 +55,7 @@ async def test_what_is_noted_last_is_saved_at_the_end(stage):
 
 
 @staged
-async def test_a_task_is_called_again_when_it_says(stage):
+async def test_a_task_is_called_again_after_the_delay_it_sets(stage):
     await stage.topic()
     schedule, calls = stage.schedule(), []
 
@@ -92,7 +92,7 @@ async def test_a_task_that_raises_is_called_again(stage):
 
 
 @staged
-async def test_only_so_many_tasks_run_at_once(stage):
+async def test_concurrency_limits_how_many_tasks_run_at_once(stage):
     await stage.topic(queues=6)
     schedule = stage.schedule(replace(SOON, concurrency=2))
     at_work, most, seen = 0, 0, set()
@@ -135,9 +135,9 @@ async def test_members_share_queues_and_hand_them_over(stage):
 
 
 @staged
-async def test_a_queue_that_is_lost_and_comes_back_is_worked_on_by_one_task(stage):
+async def test_a_queue_that_is_lost_and_regained_is_handled_by_one_task_at_a_time(stage):
     queues = await stage.topic(queues=2)
-    told = replace(SOON, rebalance_interval=600.0)  # Only brokers say that members come and go.
+    told = replace(SOON, rebalance_interval=600.0)  # Only brokers trigger a rebalance.
     first, second = stage.schedule(told, "first"), stage.schedule(told, "second")
     at_work = dict.fromkeys(queues, 0)
     calls = []
@@ -147,7 +147,7 @@ async def test_a_queue_that_is_lost_and_comes_back_is_worked_on_by_one_task(stag
         assert not at_work[queue]
         at_work[queue] += 1
         calls.append(queue)
-        await asyncio.sleep(20.0)  # Longer than the other member is there.
+        await asyncio.sleep(20.0)  # Longer than the other member is running.
         context.consumer.note_offset(queue, len(calls))
         at_work[queue] -= 1
 
@@ -165,7 +165,7 @@ async def test_a_queue_that_is_lost_and_comes_back_is_worked_on_by_one_task(stag
 
 
 @staged
-async def test_a_stop_lets_tasks_finish_but_not_for_ever(stage):
+async def test_a_stop_lets_tasks_finish_within_stop_timeout(stage):
     [queue] = await stage.topic()
     await stage.send(queue, 300)
     ends = []
@@ -191,7 +191,7 @@ async def test_a_stop_lets_tasks_finish_but_not_for_ever(stage):
 
 
 @staged
-async def test_a_task_whose_turn_has_not_come_is_not_called_in_a_stop(stage):
+async def test_a_stop_does_not_call_tasks_that_have_not_begun(stage):
     await stage.topic(queues=2)
     schedule, calls = stage.schedule(replace(SOON, concurrency=1)), []
 
@@ -206,7 +206,7 @@ async def test_a_task_whose_turn_has_not_come_is_not_called_in_a_stop(stage):
 
 
 @staged
-async def test_whoever_waits_hears_of_the_end(stage):
+async def test_wait_returns_when_the_schedule_stops(stage):
     await stage.topic()
     schedule = stage.schedule()
     with pytest.raises(UsageError, match="not running"):
@@ -226,7 +226,7 @@ async def test_whoever_waits_hears_of_the_end(stage):
     assert schedule.queues == []
 
 
-def test_what_cannot_work_is_refused():
+def test_invalid_tasks_and_topics_are_refused():
     schedule = ScheduledPull(GROUP, "127.0.0.1:9876")
     with pytest.raises(UsageError, match="async"):
         schedule.on(TOPIC)(lambda queue, context: None)

@@ -52,7 +52,7 @@ names = texts.filter(lambda each: each not in {"KEYS", "TAGS", "UNIQ_KEY"})
         flag=st.integers(-(2**31), 2**31 - 1),
     )
 )
-def test_what_was_sealed_is_received(sent):
+def test_a_sealed_message_is_received_unchanged(sent):
     got = received(stored(sealed(sent, "ID")), "b")
 
     assert (got.topic, got.body, got.tags, got.keys) == (
@@ -75,12 +75,12 @@ def sealing(**changes):
     st.one_of(st.text("aä \x01\x02\n\u2003\ud800", max_size=2), st.just(7)),
     st.one_of(st.text("aä \x01\x02\n\u2003\ud800", max_size=2), st.just(7)),
 )
-def test_one_key_is_treated_as_one_of_several(tags, key):
-    # Only a tuple of one key takes the short way.
+def test_a_single_key_is_encoded_like_one_of_several(tags, key):
+    # Only a tuple of one key takes the fast path.
     assert sealing(tags=tags, keys=(key,)) == sealing(tags=tags, keys=[key])
 
 
-def test_a_received_message_says_where_it_was():
+def test_a_received_message_has_its_queue_offset_and_times():
     got = received(stored(sealed(message(), "ID")), "b")
 
     assert got.queue == Queue("T", "b", 3)
@@ -89,7 +89,7 @@ def test_a_received_message_says_where_it_was():
     assert got.offset_id == "0A00000100002A9F00000000000003E8"
 
 
-def test_without_a_unique_key_the_place_is_the_id():
+def test_without_a_unique_key_the_offset_id_is_the_message_id():
     record = stored(sealed(message(), "ID"))
     record.properties = ""
 
@@ -99,14 +99,14 @@ def test_without_a_unique_key_the_place_is_the_id():
 
 
 @pytest.mark.parametrize("more", [{}, {"tags": "a"}, {"properties": {"k": "v"}}])
-def test_a_message_that_waits_for_no_disk_says_so_as_stock_clients_do(more):
+def test_a_message_that_does_not_wait_for_the_disk_has_the_wait_property(more):
     waits = sealed(message(**more), "ID").properties
     assert properties.find(waits, "WAIT") is None
     plain = sealed(message(wait_stored=False, **more), "ID").properties
     assert properties.parse(plain) == {**properties.parse(waits), "WAIT": "false"}
 
 
-def test_properties_stand_as_stock_clients_read_them():
+def test_properties_are_encoded_as_stock_clients_read_them():
     text = sealed(message(tags="A", keys=("k1", "k2"), properties={"p": "q"}), "ID").properties
 
     assert text == "p\x01q\x02TAGS\x01A\x02KEYS\x01k1 k2\x02UNIQ_KEY\x01ID\x02"
@@ -121,11 +121,11 @@ def test_properties_stand_as_stock_clients_read_them():
         ({"tags": "A", "keys": ("k1",)}, "TAGS\x01A\x02KEYS\x01k1\x02"),
     ],
 )
-def test_tags_and_keys_stand_before_the_id(changes, expected):
+def test_tags_and_keys_are_encoded_before_the_id(changes, expected):
     assert sealed(message(**changes), "ID").properties == expected + "UNIQ_KEY\x01ID\x02"
 
 
-def test_a_message_sent_again_keeps_its_id():
+def test_a_resent_message_keeps_its_id():
     again = message(properties={properties.UNIQUE_KEY: "FIRST"})
 
     envelope = sealed(again, "SECOND")
@@ -134,7 +134,7 @@ def test_a_message_sent_again_keeps_its_id():
     assert properties.find(envelope.properties, properties.UNIQUE_KEY) == "FIRST"
 
 
-def test_large_bodies_travel_compressed_in_the_form_every_client_reads():
+def test_large_bodies_are_compressed_with_zlib_by_default():
     body = b"x" * COMPRESS_FROM_BYTES
 
     envelope = sealed(message(body=body), "ID")
@@ -143,7 +143,7 @@ def test_large_bodies_travel_compressed_in_the_form_every_client_reads():
     assert zlib.decompress(envelope.body) == body
 
 
-def test_a_body_that_compression_would_enlarge_travels_as_it_is():
+def test_a_body_that_compression_would_enlarge_is_sent_uncompressed():
     body = random.Random(1).randbytes(COMPRESS_FROM_BYTES)
 
     envelope = sealed(message(body=body), "ID")
@@ -154,7 +154,7 @@ def test_a_body_that_compression_would_enlarge_travels_as_it_is():
 @pytest.mark.parametrize(
     ("body", "compress"), [(b"x" * (COMPRESS_FROM_BYTES - 1), True), (b"x" * 9999, False)]
 )
-def test_small_bodies_and_batches_travel_as_they_are(body, compress):
+def test_small_bodies_and_batches_are_sent_uncompressed(body, compress):
     envelope = sealed(message(body=body), "ID", compress=compress)
 
     assert (envelope.sys_flag, envelope.body) == (0, body)
@@ -182,7 +182,7 @@ def test_small_bodies_and_batches_travel_as_they_are(body, compress):
         {"keys": ("a\x02b", "c")},
     ],
 )
-def test_what_the_protocol_cannot_carry_is_refused_before_it_is_sent(wrong):
+def test_a_message_that_the_protocol_cannot_carry_is_refused(wrong):
     with pytest.raises(LocalProtocolError):
         sealed(message(**wrong), "ID")
 
@@ -220,7 +220,7 @@ def test_what_the_protocol_cannot_carry_is_refused_before_it_is_sent(wrong):
         ({"delay_level": 1, "properties": {"TIMER_DELAY_MS": "2"}}, "a message is delayed in one "),
     ],
 )
-def test_what_newcomers_get_wrong_is_said_in_a_sentence(wrong, said):
+def test_common_mistakes_are_refused_with_a_helpful_sentence(wrong, said):
     with pytest.raises(LocalProtocolError) as caught:
         sealed(message(**wrong), "ID")
 
@@ -237,7 +237,7 @@ def test_what_newcomers_get_wrong_is_said_in_a_sentence(wrong, said):
         ({"properties": {"p": "ü" * (PROPERTIES_BYTES_MAX // 2)}}, PROPERTIES_BYTES_MAX),
     ],
 )
-def test_what_is_too_large_says_by_how_much(wrong, limit):
+def test_a_value_that_is_too_large_is_refused_with_its_size_and_the_limit(wrong, limit):
     with pytest.raises(LimitExceeded) as caught:
         sealed(message(**wrong), "ID")
 
@@ -246,5 +246,5 @@ def test_what_is_too_large_says_by_how_much(wrong, limit):
 
 
 @pytest.mark.parametrize("name", ["T", "%RETRY%group", "a-b_c|d", "9" * TOPIC_CHARS_MAX])
-def test_names_stock_brokers_take_are_taken(name):
+def test_topic_names_that_stock_brokers_accept_are_accepted(name):
     check_name("topic", name)

@@ -25,16 +25,16 @@ ROUTE = "GET_ROUTEINFO_BY_TOPIC"
 
 
 @pytest.mark.parametrize("names", ["", " ; ", "nowhere", "host:port", "a:1;b"])
-def test_name_servers_must_be_addresses(names):
+def test_malformed_name_server_addresses_are_refused(names):
     with pytest.raises(ConfigError):
         Session(names)
 
 
-def test_addresses_may_be_spaced():
+def test_name_server_addresses_may_contain_spaces():
     assert Session(" a:1 ; b:2;").names == ("a:1", "b:2")
 
 
-def test_making_a_session_opens_nothing():
+def test_creating_a_session_opens_no_connection():
     with World(1) as world:
 
         async def scenario():
@@ -46,14 +46,14 @@ def test_making_a_session_opens_nothing():
 
 
 @staged()
-async def test_a_session_is_not_opened_twice(stage):
+async def test_opening_a_session_twice_is_refused(stage):
     with pytest.raises(UsageError, match="open already"):
         async with stage.session:
             pass
 
 
 @staged()
-async def test_a_closed_session_says_so(stage):
+async def test_a_closed_session_refuses_requests(stage):
     async with Session(stage.cluster.names, stage.world.machine("client").network) as session:
         await session.ask_names(RequestCode.GET_BROKER_CLUSTER_INFO)
 
@@ -62,7 +62,7 @@ async def test_a_closed_session_says_so(stage):
 
 
 @staged()
-async def test_closing_a_session_does_not_cancel_those_who_ask(stage):
+async def test_closing_a_session_fails_open_requests_without_cancelling_their_tasks(stage):
     stage.cluster.replies[RequestCode.GET_ROUTEINFO_BY_TOPIC] = lambda request: None
     session = Session(stage.cluster.names, stage.world.machine("client").network)
     async with session:
@@ -74,7 +74,7 @@ async def test_closing_a_session_does_not_cancel_those_who_ask(stage):
 
 
 @staged()
-async def test_somebody_who_gives_up_is_cancelled_as_ever(stage):
+async def test_a_cancelled_request_raises_cancelled_error(stage):
     stage.cluster.replies[RequestCode.GET_ROUTEINFO_BY_TOPIC] = lambda request: None
     asking = asyncio.create_task(stage.session.route("T"))
     await asyncio.sleep(1)
@@ -89,7 +89,7 @@ async def test_somebody_who_gives_up_is_cancelled_as_ever(stage):
 
 
 @staged(brokers=2)
-async def test_a_route_is_asked_for_once_and_then_known(stage):
+async def test_a_route_is_fetched_once_and_then_cached(stage):
     queues = stage.cluster.add_topic("T")
 
     first, second = await stage.session.route("T"), await stage.session.route("T")
@@ -100,17 +100,17 @@ async def test_a_route_is_asked_for_once_and_then_known(stage):
 
 
 @staged()
-async def test_many_who_ask_at_once_share_one_question(stage):
+async def test_concurrent_requests_for_a_route_share_one_query(stage):
     stage.cluster.add_topic("T")
 
     found = await asyncio.gather(*(stage.session.route("T") for _ in range(50)))
 
-    assert len({id(each) for each in found}) == 1
+    assert len({id(route) for route in found}) == 1
     assert len(stage.cluster.codes(ROUTE)) == 1
 
 
 @staged()
-async def test_one_who_gives_up_does_not_take_the_answer_from_the_others(stage):
+async def test_a_cancelled_request_for_a_route_does_not_affect_the_others(stage):
     stage.cluster.add_topic("T")
     hasty = asyncio.create_task(stage.session.route("T"))
     patient = asyncio.create_task(stage.session.route("T"))
@@ -122,7 +122,7 @@ async def test_one_who_gives_up_does_not_take_the_answer_from_the_others(stage):
 
 
 @staged()
-async def test_an_old_route_is_asked_for_again(stage):
+async def test_a_stale_route_is_fetched_again(stage):
     stage.cluster.add_topic("T", queues=1)
     await stage.session.route("T")
     stage.cluster.add_topic("T", queues=4)
@@ -133,7 +133,7 @@ async def test_an_old_route_is_asked_for_again(stage):
 
 
 @staged()
-async def test_an_unknown_topic_is_not_remembered_as_unknown(stage):
+async def test_an_unknown_topic_is_not_cached_as_unknown(stage):
     with pytest.raises(TopicNotFound):
         await stage.session.route("T")
 
@@ -143,25 +143,25 @@ async def test_an_unknown_topic_is_not_remembered_as_unknown(stage):
 
 
 @staged()
-async def test_a_topic_to_come_is_written_to_where_the_template_is(stage):
+async def test_a_new_topic_is_written_to_the_brokers_of_the_template_topic(stage):
     stage.cluster.add_topic("TBW102", queues=8, perm=7)
 
     route = await stage.session.route_to_write("new")
 
-    assert [each.number for each in route.writable] == [0, 1, 2, 3]
+    assert [queue.number for queue in route.writable] == [0, 1, 2, 3]
     with pytest.raises(TopicNotFound):
         await stage.session.route("new")
 
 
 @staged()
-async def test_without_a_template_an_unknown_topic_stays_unknown(stage):
+async def test_without_a_template_topic_an_unknown_topic_is_not_found(stage):
     for topic in ("new", "TBW102"):
         with pytest.raises(TopicNotFound):
             await stage.session.route_to_write(topic)
 
 
 @staged()
-async def test_a_queue_at_a_broker_that_joined_since_is_found(stage):
+async def test_a_queue_at_a_broker_that_joined_later_is_found(stage):
     queue = stage.cluster.add_topic("T")[0]
     await stage.session.route("T")
     stage.cluster.brokers[0].name = "broker-z"
@@ -177,14 +177,14 @@ async def test_a_queue_at_a_broker_that_joined_since_is_found(stage):
 
 
 @staged(name_servers=3)
-async def test_one_name_server_is_kept_to(stage):
+async def test_a_session_stays_with_one_name_server(stage):
     for _ in range(10):
         await stage.session.ask_names(RequestCode.GET_BROKER_CLUSTER_INFO)
 
-    assert sorted(each.connections for each in stage.cluster.name_listeners) == [0, 0, 1]
+    assert sorted(listener.connections for listener in stage.cluster.name_listeners) == [0, 0, 1]
 
 
-def test_where_to_begin_is_chance():
+def test_the_first_name_server_is_chosen_at_random():
     begun = set()
     for seed in range(20):
         session = Session("a:1;b:2;c:3", entropy=SeededEntropy(seed))
@@ -194,7 +194,7 @@ def test_where_to_begin_is_chance():
 
 
 @staged(name_servers=3)
-async def test_where_one_name_server_is_gone_the_next_is_asked_and_kept_to(stage):
+async def test_a_session_switches_to_the_next_name_server_when_one_is_gone(stage):
     stage.cluster.add_topic("T")
     first = stage.session._names_at
     stage.cluster.name_listeners[first].close()
@@ -202,13 +202,13 @@ async def test_where_one_name_server_is_gone_the_next_is_asked_and_kept_to(stage
     await stage.session.fresh_route("T")
     await stage.session.fresh_route("T")
 
-    after = [each.connections for each in stage.cluster.name_listeners]
+    after = [listener.connections for listener in stage.cluster.name_listeners]
     assert after[(first + 1) % 3] == 1
     assert sum(after) == 1
 
 
 @staged(name_servers=2)
-async def test_a_refusal_is_an_answer_and_no_reason_to_ask_the_next(stage):
+async def test_a_refusal_of_one_name_server_is_not_retried_at_the_next(stage):
     with pytest.raises(TopicNotFound):
         await stage.session.route("T")
 
@@ -216,7 +216,7 @@ async def test_a_refusal_is_an_answer_and_no_reason_to_ask_the_next(stage):
 
 
 @staged(name_servers=2)
-async def test_a_silent_name_server_is_passed_over(stage):
+async def test_a_silent_name_server_is_skipped(stage):
     stage.cluster.add_topic("T")
     silent = stage.cluster.addresses[stage.session._names_at]
     stage.cluster.replies[RequestCode.GET_ROUTEINFO_BY_TOPIC] = _once_silent(stage.cluster)
@@ -236,9 +236,9 @@ def _once_silent(cluster):
 
 
 @staged(name_servers=2)
-async def test_with_no_name_server_left_the_error_names_them_all(stage):
-    for each in stage.cluster.name_listeners:
-        each.close()
+async def test_when_no_name_server_is_reachable_the_error_names_them_all(stage):
+    for listener in stage.cluster.name_listeners:
+        listener.close()
 
     with pytest.raises(ConnectFailed) as caught:
         await stage.session.route("T")
@@ -248,7 +248,7 @@ async def test_with_no_name_server_left_the_error_names_them_all(stage):
 
 
 @staged()
-async def test_a_single_name_server_that_is_gone_is_told_as_it_is(stage):
+async def test_an_unreachable_single_name_server_raises_connect_failed(stage):
     stage.cluster.name_listeners[0].close()
 
     with pytest.raises(ConnectFailed, match="cannot connect to"):
@@ -256,7 +256,7 @@ async def test_a_single_name_server_that_is_gone_is_told_as_it_is(stage):
 
 
 @staged(name_servers=3)
-async def test_what_all_must_know_is_told_to_all_even_past_one_that_is_gone(stage):
+async def test_a_command_for_all_name_servers_reaches_the_rest_when_one_is_gone(stage):
     stage.cluster.name_listeners[0].close()
 
     with pytest.raises(ConnectFailed):
@@ -269,16 +269,16 @@ async def test_what_all_must_know_is_told_to_all_even_past_one_that_is_gone(stag
 
 
 @staged(brokers=2)
-async def test_connections_are_shared(stage):
+async def test_concurrent_sends_share_one_connection_per_broker(stage):
     stage.cluster.add_topic("T")
 
     await asyncio.gather(*(stage.admin.send(Message(topic="T", body=b"x")) for _ in range(40)))
 
-    assert [each.connections for each in stage.cluster.listeners] == [1, 1]
+    assert [listener.connections for listener in stage.cluster.listeners] == [1, 1]
 
 
 @staged()
-async def test_an_answer_that_does_not_come_is_a_timeout_that_leaves_the_effect_open(stage):
+async def test_a_missing_answer_is_a_timeout_that_leaves_the_effect_open(stage):
     stage.cluster.add_topic("T")
     stage.cluster.replies[RequestCode.SEND_MESSAGE_V2] = lambda request: None
 
@@ -289,7 +289,7 @@ async def test_an_answer_that_does_not_come_is_a_timeout_that_leaves_the_effect_
 
 
 @staged()
-async def test_a_broker_that_went_is_connected_to_again(stage):
+async def test_a_lost_connection_to_a_broker_is_opened_again(stage):
     queue, _ = stage.cluster.add_topic("T")
     await stage.admin.send(Message(topic="T", body=b"x"), queue)
     stage.world.network.cut("client", "server")
@@ -315,7 +315,7 @@ async def test_a_connection_that_breaks_under_a_request_leaves_the_effect_open(s
 
 
 @staged()
-async def test_what_brokers_ask_goes_to_the_service(stage):
+async def test_requests_from_the_other_side_go_to_the_service(stage):
     heard, came = [], []
     serve = stage.cluster.serve
 
@@ -334,7 +334,7 @@ async def test_what_brokers_ask_goes_to_the_service(stage):
     assert heard == [RequestCode.NOTIFY_CONSUMER_IDS_CHANGED]
 
 
-def test_one_seed_gives_one_trace():
+def test_equal_seeds_give_equal_traces():
     def trace(seed):
         with World(seed, conditions=STEADY) as world:
 
@@ -348,7 +348,7 @@ def test_one_seed_gives_one_trace():
                     await admin.create_topic("T", 4)
                     messages = [Message(topic="T", body=b"%d" % n) for n in range(20)]
                     receipts = await asyncio.gather(*map(admin.send, messages))
-                    return [(each.queue, each.offset, each.id) for each in receipts]
+                    return [(receipt.queue, receipt.offset, receipt.id) for receipt in receipts]
 
             return world.run(scenario()), world.trace.digest()
 
@@ -357,8 +357,8 @@ def test_one_seed_gives_one_trace():
 
 
 @staged()
-async def test_only_our_errors_leave(stage):
-    """What comes back malformed is the peer's fault, in our words."""
+async def test_a_malformed_answer_raises_remote_protocol_error(stage):
+    """A malformed answer raises an error of txmq, and not one of the decoder."""
     stage.cluster.add_topic("T")
     stage.cluster.replies[RequestCode.GET_ROUTEINFO_BY_TOPIC] = lambda request: command.answer(
         request, body=b"[nonsense"
@@ -371,7 +371,7 @@ async def test_only_our_errors_leave(stage):
     assert not isinstance(caught.value, TransportError)
 
 
-# Routes that were good once: a name server returns a stale or an empty route
+# Kept routes: a name server returns a stale or an empty route
 
 
 def unknown(request):
@@ -388,7 +388,7 @@ def silent(request):
 
 @pytest.mark.fault("N5")
 @pytest.mark.parametrize("reply", [unknown, empty, silent])
-def test_a_route_that_was_good_once_is_kept(reply):
+def test_a_known_route_is_kept_while_the_name_server_does_not_know_it(reply):
     """The name server forgets the topic, names no queue of it, or does not answer."""
 
     @staged()
@@ -414,7 +414,7 @@ def test_a_route_that_was_good_once_is_kept(reply):
 
 @pytest.mark.fault("N5")
 @pytest.mark.parametrize("reply", [unknown, empty])
-def test_only_a_topic_that_was_never_seen_is_not_found(reply):
+def test_a_topic_without_a_known_route_is_not_found(reply):
 
     @staged()
     async def scenario(stage):
@@ -431,7 +431,7 @@ def test_only_a_topic_that_was_never_seen_is_not_found(reply):
 
 @pytest.mark.fault("N5")
 @staged()
-async def test_a_kept_route_gives_way_to_a_newer_one(stage):
+async def test_a_kept_route_is_replaced_by_a_newer_one(stage):
     """The name server knows the topic again, with more queues."""
     stage.cluster.add_topic("T", queues=1)
     await stage.session.route("T")
@@ -448,8 +448,8 @@ async def test_a_kept_route_gives_way_to_a_newer_one(stage):
 
 @pytest.mark.fault("N5")
 @staged()
-async def test_a_topic_that_its_brokers_deleted_is_not_kept(stage):
-    """The broker's own refusal counts for more than a route that was good once."""
+async def test_the_route_of_a_topic_that_its_brokers_deleted_is_not_kept(stage):
+    """The refusal of the broker overrides a route from before."""
     stage.cluster.add_topic("T")
     await stage.session.route("T")
     for broker in stage.cluster.brokers:
@@ -463,8 +463,8 @@ async def test_a_topic_that_its_brokers_deleted_is_not_kept(stage):
 
 @pytest.mark.fault("N5")
 @staged(brokers=2)
-async def test_a_broker_without_the_topic_takes_only_its_own_queues_along(stage):
-    """The other broker's queues stay, also while the name server knows nothing."""
+async def test_a_broker_that_lost_the_topic_removes_only_its_own_queues_from_the_route(stage):
+    """The queues of the other broker stay while the name server does not know the topic."""
     queues = stage.cluster.add_topic("T")
     await stage.session.route("T")
     del stage.cluster.brokers[0].topics["T"]

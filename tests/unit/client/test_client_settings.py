@@ -1,4 +1,4 @@
-"""What settings refuse."""
+"""Values that settings refuse."""
 
 import math
 
@@ -46,12 +46,12 @@ from txmq.limits import FRAME_BYTES_MAX
         (ConsumerSettings, {"allocation": Circle}, r"such as allocation\.Circle\(\), not <class"),
     ],
 )
-def test_what_cannot_work_is_refused_with_its_reason(kind, given, says):
+def test_invalid_settings_are_refused_with_the_reason(kind, given, says):
     with pytest.raises(ConfigError, match=says):
         kind(**given)
 
 
-def test_durations_and_sizes_may_be_texts():
+def test_durations_and_sizes_can_be_strings():
     settings = ProducerSettings(timeout="1m 30s", linger=1, linger_size="1.5KiB")
 
     assert (settings.timeout, settings.linger, settings.linger_size) == (90.0, 1.0, 1536)
@@ -60,7 +60,7 @@ def test_durations_and_sizes_may_be_texts():
     assert ConsumerSettings(topic_cached_size_max="1MiB").topic_cached_size_max == 1 << 20
 
 
-def test_a_copy_of_settings_is_checked_and_settings_do_not_change():
+def test_replaced_settings_are_checked_and_settings_are_immutable():
     settings = replace(ConsumerSettings(stop_timeout="5s"), hold_max="500ms")
 
     assert (settings.stop_timeout, settings.hold_max) == (5.0, 0.5)
@@ -70,11 +70,11 @@ def test_a_copy_of_settings_is_checked_and_settings_do_not_change():
         settings.hold_max = 1.0
 
 
-def test_a_start_by_time_may_say_which():
+def test_start_ms_is_allowed_with_a_start_by_time():
     assert ConsumerSettings(start=StartFrom.TIME, start_ms=5).start_ms == 5
 
 
-# What newcomers get wrong
+# Common mistakes
 
 NAMES = "127.0.0.1:9876"
 MEMBERS = [Producer, PushConsumer, PullConsumer, ScheduledPull]
@@ -95,7 +95,7 @@ FACES = [getattr(blocking, each.__name__) for each in MEMBERS]
         ("", "no name server is given"),
     ],
 )
-def test_name_servers_are_one_text(kind, names, said):
+def test_name_servers_that_are_not_one_string_are_refused_with_advice(kind, names, said):
     with pytest.raises(ConfigError) as wrong:
         kind("g", names)
 
@@ -116,7 +116,7 @@ def test_name_servers_are_one_text(kind, names, said):
         (ClientSettings, f"{{own}}, not {ClientSettings!r}"),
     ],
 )
-def test_settings_are_of_their_kind(kind, settings, said):
+def test_settings_of_the_wrong_type_are_refused_with_advice(kind, settings, said):
     own = "ProducerSettings" if kind.__name__ == "Producer" else "ConsumerSettings"
     with pytest.raises(ConfigError) as wrong:
         kind("g", NAMES, settings)
@@ -124,12 +124,12 @@ def test_settings_are_of_their_kind(kind, settings, said):
     assert str(wrong.value) == "settings are a " + said.format(own=own)
 
 
-def test_settings_of_a_client_are_of_their_kind():
+def test_client_settings_of_the_wrong_type_are_refused_with_advice():
     with pytest.raises(ConfigError, match=r"; write ClientSettings\(instance='one'\)"):
         Client(NAMES, {"instance": "one"})
 
 
-def test_a_client_is_shared_with_its_own_kind():
+def test_blocking_and_async_clients_cannot_be_mixed():
     with pytest.raises(
         ConfigError, match=r"a txmq\.Client, are wanted, not <txmq\.blocking\.Client"
     ):

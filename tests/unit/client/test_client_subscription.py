@@ -10,7 +10,7 @@ class Tagged:
         self.tags = tags
 
 
-def test_all_tags_are_wanted_unless_some_are_named():
+def test_without_tags_every_message_matches():
     everything = TopicSubscription("T")
 
     assert everything.wants(Tagged(""))
@@ -22,7 +22,7 @@ def test_tags_are_compared_by_their_text():
     some = TopicSubscription("T", "A || BB")
 
     # "BB" and "Aa" have one hash, by which a broker would let both through.
-    assert [some.wants(Tagged(each)) for each in ("A", "BB", "Aa", "")] == [
+    assert [some.wants(Tagged(tag)) for tag in ("A", "BB", "Aa", "")] == [
         True,
         True,
         False,
@@ -30,14 +30,14 @@ def test_tags_are_compared_by_their_text():
     ]
 
 
-def test_a_broker_is_told_tags_with_their_hashes():
+def test_tags_are_registered_with_their_hashes():
     told = TopicSubscription("T", " B||A ").registration(7)
 
     assert (told.topic, told.sub_string, told.sub_version) == ("T", " B||A ", 7)
     assert (told.tags_set, told.code_set, told.expression_type) == (["A", "B"], [65, 66], "TAG")
 
 
-def test_a_condition_leaves_it_to_the_broker():
+def test_messages_of_a_sql_subscription_are_filtered_by_the_broker_alone():
     wanted = TopicSubscription("T", sql="a > 5")
 
     assert wanted.wants(Tagged("whatever"))
@@ -55,13 +55,13 @@ def test_a_condition_leaves_it_to_the_broker():
         {"tags": "x" * (SUBSCRIPTION_CHARS_MAX + 1)},
     ],
 )
-def test_what_cannot_be_meant_is_refused(given):
+def test_a_contradictory_or_malformed_subscription_is_refused(given):
     with pytest.raises(LocalProtocolError):
         TopicSubscription("T", **given)
 
 
 @pytest.mark.parametrize("tags", ["*", " * ", "*||*", "* || "])
-def test_all_tags_travel_as_the_one_star_that_brokers_know(tags):
+def test_every_spelling_of_all_tags_is_registered_as_one_star(tags):
     everything = TopicSubscription("T", tags)
 
     assert everything.wants(Tagged("A"))

@@ -24,7 +24,7 @@ CREATE = "UPDATE_AND_CREATE_TOPIC"
 
 
 @staged(brokers=2)
-async def test_a_topic_is_made_at_every_broker_and_can_be_used_at_once(stage):
+async def test_a_topic_is_created_at_every_broker_and_can_be_used_at_once(stage):
     for broker in stage.cluster.brokers:
         broker.shown_after = 3
 
@@ -36,7 +36,7 @@ async def test_a_topic_is_made_at_every_broker_and_can_be_used_at_once(stage):
 
 
 @staged(brokers=3)
-async def test_a_broker_that_refuses_a_topic_keeps_no_other_from_it(stage):
+async def test_a_topic_refused_by_one_broker_is_still_created_at_the_others(stage):
     stage.cluster.brokers[0].on_update_and_create_topic = lambda request: command.answer(
         request, 16, remark="not here"
     )
@@ -51,7 +51,7 @@ async def test_a_broker_that_refuses_a_topic_keeps_no_other_from_it(stage):
 
 
 @staged(brokers=3)
-async def test_a_broker_that_refuses_a_change_keeps_no_other_from_it(stage):
+async def test_a_change_refused_by_one_broker_is_still_made_at_the_others(stage):
     stage.cluster.add_topic("T")
     changes = {
         "DELETE_TOPIC_IN_BROKER": lambda: stage.admin.delete_topic("T"),
@@ -81,11 +81,11 @@ async def test_a_broker_that_refuses_a_change_keeps_no_other_from_it(stage):
 
 
 @staged(brokers=2)
-async def test_a_topic_can_be_made_at_one_broker(stage):
+async def test_a_topic_can_be_created_at_one_broker(stage):
     route = await stage.admin.create_topic("T", 2, "broker-b", order=True, perm=Perm.READ)
 
     assert route.brokers == ("broker-b",)
-    ((_, _, fields),) = [each for each in stage.cluster.asked if each[1].name == CREATE]
+    ((_, _, fields),) = [request for request in stage.cluster.asked if request[1].name == CREATE]
     assert fields == {
         "topic": "T", "defaultTopic": "TBW102", "readQueueNums": "2", "writeQueueNums": "2",
         "perm": "4", "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "true",
@@ -96,7 +96,7 @@ async def test_a_topic_can_be_made_at_one_broker(stage):
     ("queues", "perm", "writable", "readable"),
     [(5, 6, 5, 5), (1, 6, 1, 1), (2, 4, 0, 2), (2, 2, 2, 0)],
 )
-def test_a_change_is_awaited_too(queues, perm, writable, readable):
+def test_a_change_of_a_topic_is_awaited(queues, perm, writable, readable):
     @staged()
     async def scenario(stage):
         await stage.admin.create_topic("T", 2)
@@ -110,7 +110,7 @@ def test_a_change_is_awaited_too(queues, perm, writable, readable):
 
 
 @staged()
-async def test_a_topic_that_is_never_shown_is_told_after_a_while(stage):
+async def test_a_created_topic_that_no_name_server_shows_times_out(stage):
     stage.cluster.brokers[0].shown_after = 10_000
     before = stage.world.now()
 
@@ -124,7 +124,7 @@ async def test_a_topic_that_is_never_shown_is_told_after_a_while(stage):
 @pytest.mark.parametrize(
     ("name", "problem"), [("a b", LocalProtocolError), ("t" * 128, LimitExceeded)]
 )
-def test_a_name_that_cannot_be_is_not_asked_for(name, problem):
+def test_an_invalid_topic_name_is_refused_without_a_request(name, problem):
     @staged()
     async def scenario(stage):
         with pytest.raises(problem):
@@ -135,7 +135,7 @@ def test_a_name_that_cannot_be_is_not_asked_for(name, problem):
 
 
 @staged(brokers=2)
-async def test_unknown_brokers_and_clusters_are_told_with_those_there_are(stage):
+async def test_an_unknown_broker_or_cluster_is_refused_with_a_list_of_known_ones(stage):
     with pytest.raises(ConfigError, match="broker 'nobody' is unknown.*broker-a of c1, broker-b"):
         await stage.admin.create_topic("T", broker="nobody")
     with pytest.raises(ConfigError, match="cluster 'c9' is unknown"):
@@ -143,7 +143,7 @@ async def test_unknown_brokers_and_clusters_are_told_with_those_there_are(stage)
 
 
 @staged(brokers=2)
-async def test_several_clusters_must_be_told_apart(stage):
+async def test_with_several_clusters_one_must_be_named(stage):
     stage.cluster.brokers[1].cluster_name = "c2"
 
     with pytest.raises(ConfigError, match="several clusters, name one: c1, c2"):
@@ -153,7 +153,7 @@ async def test_several_clusters_must_be_told_apart(stage):
 
 
 @staged()
-async def test_a_cluster_without_brokers_is_no_place_for_a_topic(stage):
+async def test_a_topic_cannot_be_created_in_a_cluster_without_brokers(stage):
     stage.cluster.brokers.clear()
 
     with pytest.raises(ConnectFailed, match="knows no broker yet"):
@@ -161,7 +161,7 @@ async def test_a_cluster_without_brokers_is_no_place_for_a_topic(stage):
 
 
 @staged()
-async def test_a_cluster_without_masters_is_no_place_for_a_topic(stage):
+async def test_a_topic_cannot_be_created_in_a_cluster_without_masters(stage):
     body = (
         b'{"brokerAddrTable":{"a":{"brokerAddrs":{1:"a:1"},"brokerName":"a","cluster":"c"}},'
         b'"clusterAddrTable":{"c":["a"]}}'
@@ -175,7 +175,7 @@ async def test_a_cluster_without_masters_is_no_place_for_a_topic(stage):
 
 
 @staged()
-async def test_a_broker_that_refuses_is_heard(stage):
+async def test_a_refusal_to_create_a_topic_is_raised(stage):
     stage.cluster.replies[RequestCode.UPDATE_AND_CREATE_TOPIC] = lambda request: command.answer(
         request, 16, remark="not here"
     )
@@ -222,13 +222,13 @@ async def test_topics_are_listed_by_name(stage):
 
 
 @staged(brokers=2)
-async def test_a_topics_status_tells_what_is_in_its_queues(stage):
+async def test_the_status_of_a_topic_has_the_offsets_of_its_queues(stage):
     queues = stage.cluster.add_topic("T", queues=1)
     await stage.admin.send(Message(topic="T", body=b"x"), queues[1])
 
     found = await stage.admin.topic_status("T")
 
-    assert [(each.queue, each.min_offset, each.max_offset) for each in found] == [
+    assert [(status.queue, status.min_offset, status.max_offset) for status in found] == [
         (queues[0], 0, 0),
         (queues[1], 0, 1),
     ]
@@ -262,14 +262,14 @@ async def test_brokers_are_listed_by_cluster_and_name(stage):
 
 
 @staged()
-async def test_a_brokers_own_words_are_handed_on(stage):
+async def test_broker_stats_returns_the_runtime_info_of_a_broker(stage):
     assert await stage.admin.broker_stats("broker-a") == {"brokerVersionDesc": "broker-a"}
     with pytest.raises(ConfigError):
         await stage.admin.broker_stats("nobody")
 
 
 @staged()
-async def test_bodies_in_the_java_dialect_are_read(stage):
+async def test_routes_with_unquoted_json_keys_are_read(stage):
     """A stock name server writes the ids of replicas without quotes."""
     body = (
         b'{"brokerDatas":[{"brokerAddrs":{0:"10.0.0.1:1",1:"10.0.0.1:2"},"brokerName":"a",'
@@ -286,8 +286,8 @@ async def test_bodies_in_the_java_dialect_are_read(stage):
     assert route.addresses["a"] == {0: "10.0.0.1:1", 1: "10.0.0.1:2"}
 
 
-def test_the_fake_answers_only_what_there_is_to_ask():
+def test_each_handler_of_the_fake_broker_is_named_after_a_request_code():
     """A typo in a handler's name would leave a question unanswered."""
-    names = [each for each in vars(FakeBroker) if each.startswith("on_")]
+    names = [name for name in vars(FakeBroker) if name.startswith("on_")]
 
-    assert all(each.removeprefix("on_").upper() in RequestCode.__members__ for each in names)
+    assert all(name.removeprefix("on_").upper() in RequestCode.__members__ for name in names)

@@ -1,4 +1,4 @@
-"""A queue's window: in whatever order messages end, the safe offset passes none that is open."""
+"""The window of a queue: the safe offset never passes a message that is still open."""
 
 from types import SimpleNamespace
 
@@ -13,7 +13,7 @@ def message(offset, size=1):
 
 
 class Model(RuleBasedStateMachine):
-    """Compares a window with a plain list of everything that ever came."""
+    """Compares a window with a plain dictionary of the open messages."""
 
     def __init__(self):
         super().__init__()
@@ -33,7 +33,7 @@ class Model(RuleBasedStateMachine):
             at += gap + 1
         self.next = at + more
         self.window.put(taken, self.next)
-        self.open |= {each.offset: size for each in taken}
+        self.open |= {arrived.offset: size for arrived in taken}
         self.last = taken[-1].offset if taken else self.last
 
     @precondition(lambda self: self.open)
@@ -62,7 +62,7 @@ class Model(RuleBasedStateMachine):
 TestWindow = Model.TestCase
 
 
-def test_a_place_that_is_kept_is_safe_whatever_has_ended():
+def test_the_safe_offset_does_not_pass_a_kept_offset():
     window = ConsumeWindow(3)
     window.put([message(3), message(4)], 5)
     window.kept = 3

@@ -1,4 +1,4 @@
-"""Records become messages as if the constructor of a message had made them."""
+"""Records become messages equal to those that the constructor makes."""
 
 from dataclasses import FrozenInstanceError, fields, replace
 
@@ -42,7 +42,7 @@ def test_a_record_without_properties_has_the_brokers_id():
     assert message.id == message.offset_id
 
 
-def test_a_compressed_body_is_opened_and_a_broken_one_is_marked():
+def test_a_compressed_body_is_decompressed_and_a_broken_one_is_marked_unreadable():
     flag, packed = compression.compress(b"x" * 5000, "zlib")
 
     assert opened(record_of("", packed, flag), "b1").body == b"x" * 5000

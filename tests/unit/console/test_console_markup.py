@@ -1,4 +1,4 @@
-"""What templates make of texts from the wire."""
+"""How templates show text from the wire."""
 
 import re
 
@@ -15,7 +15,7 @@ def shown(text):
     return PageMarkup().live("problem.html", values).html
 
 
-def test_a_text_is_escaped_and_what_it_hides_is_visible():
+def test_text_is_escaped_and_control_characters_are_visible():
     found = shown(HOSTILE)
 
     assert "<img" not in found
@@ -31,12 +31,12 @@ def test_a_long_text_is_cut_and_says_how_long_it_is():
     assert "(1000000 characters)" in found or "(1,000,000 characters)" in found
 
 
-def test_half_a_surrogate_is_shown_and_can_be_sent():
+def test_a_lone_surrogate_is_shown_and_can_be_part_of_a_url():
     assert "⟨U+D800⟩" in shown("\ud800")
     url_of("/topic", name="\ud800").encode()
 
 
-def test_a_link_has_each_text_as_one_field_in_full_length():
+def test_link_parameters_are_encoded_in_full_length():
     name = 'a&b=c#d?e/f"<>\n' + "x" * 1_000
 
     found = url_of("/topic", name=name, page=2, search="")
@@ -46,7 +46,7 @@ def test_a_link_has_each_text_as_one_field_in_full_length():
     assert len(link("/topic", name=name)) > 1_000
 
 
-def test_the_mark_of_a_page_changes_with_its_live_part():
+def test_the_mark_of_a_page_changes_with_its_live_content():
     markup = PageMarkup()
     first, second = (
         markup.live("problem.html", {"problem_text": text, "status": 503}) for text in "ab"
@@ -68,7 +68,7 @@ def test_the_mark_of_a_page_changes_with_its_live_part():
         (b"[" * 10_000, ("text", "hex")),
     ],
 )
-def test_a_body_has_the_forms_that_it_can_be_read_in(body, forms):
+def test_a_body_offers_the_forms_it_can_be_read_in(body, forms):
     found = body_view(body)
 
     assert (found.forms, found.form, found.size) == (forms, forms[0], len(body))
@@ -76,7 +76,7 @@ def test_a_body_has_the_forms_that_it_can_be_read_in(body, forms):
     assert body_view(body, "nothing").form == forms[0]
 
 
-def test_json_is_indented_and_hex_has_its_text_beside():
+def test_json_is_indented_and_hex_lines_show_the_text_too():
     assert body_view(b'{"a":[1]}').lines == ("{", '  "a": [', "    1", "  ]", "}")
     (row,) = body_view(b"pay\x00\xff", "hex").lines
     assert row == "000000  70 61 79 00 ff                                   pay.."

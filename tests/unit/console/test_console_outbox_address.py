@@ -17,12 +17,12 @@ URL = "postgresql://teller:hidden-word@10.0.0.5/bank?sslmode=require"
         ("b=sqlite:///x=y.db", OutboxAddress("b", "sqlite:///x=y.db")),
     ],
 )
-def test_an_outbox_has_a_name_a_url_and_perhaps_a_table(text, wanted):
+def test_an_outbox_option_has_a_name_a_url_and_an_optional_table(text, wanted):
     assert outbox_address(text) == wanted
 
 
 @pytest.mark.parametrize("text", ["", URL, f"={URL}", "bank=", "bank=bank.db", f"b\x1b={URL}"])
-def test_an_error_about_an_outbox_does_not_repeat_its_password(text):
+def test_errors_about_an_outbox_do_not_show_its_password(text):
     with pytest.raises(ConfigError, match="--database needs a name and a URL") as caught:
         outbox_address(text)
     assert "hidden-word" not in str(caught.value)

@@ -25,7 +25,7 @@ def settings(origins=LOCAL):
         (("0.0.0.0", 8080), "http://localhost:9000", {"http://localhost:9000"}),
     ],
 )
-def test_an_origin_is_what_a_browser_shows(listen, given, expected):
+def test_allowed_origins_are_written_as_browsers_send_them(listen, given, expected):
     assert origins_of(*listen, given, is_loopback=listen[0] in {"127.0.0.1", "::1"}) == expected
 
 
@@ -41,13 +41,13 @@ def test_an_origin_is_what_a_browser_shows(listen, given, expected):
         ("javascript://ops.example.com", "is not an origin"),
     ],
 )
-def test_an_address_that_others_reach_needs_an_origin_with_tls(given, why):
+def test_a_public_address_needs_an_https_origin(given, why):
     with pytest.raises(ConfigError, match=why):
         origins_of("0.0.0.0", 8080, given, is_loopback=False)
 
 
 @pytest.mark.parametrize("host", ["", "evil.example", "evil.example:8080", "127.0.0.1:8081"])
-def test_another_host_is_refused(host):
+def test_a_request_for_another_host_is_refused(host):
     status, text = refusal_of("GET", Headers({"host": host}), settings())
 
     assert status == 421
@@ -74,7 +74,7 @@ def test_a_form_of_another_origin_is_refused(origin):
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
-def test_another_page_may_link_to_it_and_not_embed_it(site):
+def test_other_sites_may_link_to_the_console_but_not_embed_it(site):
     headers = {"host": "LOCALHOST:8080", "sec-fetch-site": site, "sec-fetch-mode": "no-cors"}
 
     assert refusal_of("GET", Headers(headers), settings())[0] == 403
@@ -82,7 +82,7 @@ def test_another_page_may_link_to_it_and_not_embed_it(site):
     assert refusal_of("GET", Headers(headers), settings()) is None
 
 
-def test_pages_and_forms_of_its_own_pass():
+def test_the_consoles_own_pages_and_forms_are_accepted():
     headers = Headers({"host": "localhost:8080", "origin": "http://localhost:8080"})
 
     assert refusal_of("GET", Headers({"host": "localhost:8080"}), settings()) is None
@@ -90,6 +90,6 @@ def test_pages_and_forms_of_its_own_pass():
     assert refusal_of("DELETE", headers, settings())[0] == 405
 
 
-def test_cookies_are_for_https_alone_if_the_console_is():
+def test_the_console_is_encrypted_if_its_origin_is_https():
     assert not settings().is_encrypted
     assert settings(frozenset({"https://ops.example.com"})).is_encrypted

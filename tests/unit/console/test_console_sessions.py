@@ -15,7 +15,7 @@ from txmq.security.signatures import Credentials
 ANN = Credentials(access_key="ann-key", secret_key="ann-secret")
 
 
-def test_a_session_is_found_by_its_id_alone():
+def test_a_session_is_found_only_by_its_id():
     table = SessionTable(SystemEntropy())
     session = table.open(ANN, "ann", 0)
 
@@ -26,7 +26,7 @@ def test_a_session_is_found_by_its_id_alone():
     assert min(len(session.id), len(session.token)) == 64
 
 
-def test_a_session_shows_neither_id_nor_token_nor_secret():
+def test_the_repr_of_a_session_hides_id_token_and_secret():
     session = SessionTable(SystemEntropy()).open(ANN, "ann", 0)
 
     shown = repr(session)
@@ -35,7 +35,7 @@ def test_a_session_shows_neither_id_nor_token_nor_secret():
     assert "ann-secret" not in shown
 
 
-def test_an_unused_session_ends_and_polls_do_not_prolong_it():
+def test_an_unused_session_expires_even_if_its_page_polls():
     table = SessionTable(SystemEntropy())
     used, polled = table.open(ANN, "ann", 0), table.open(ANN, "ann", 0)
 
@@ -46,7 +46,7 @@ def test_an_unused_session_ends_and_polls_do_not_prolong_it():
     assert table.find(polled.id, UNUSED_S + 1) is None
 
 
-def test_a_used_session_ends_after_half_a_day():
+def test_a_session_in_use_expires_after_half_a_day():
     table = SessionTable(SystemEntropy())
     session = table.open(ANN, "ann", 0)
     at_s = 0.0
@@ -59,7 +59,7 @@ def test_a_used_session_ends_after_half_a_day():
     assert (len(table), table.accounts()) == (0, set())
 
 
-def test_of_too_many_sessions_the_one_unused_for_longest_ends(monkeypatch):
+def test_too_many_sessions_end_the_one_unused_for_longest(monkeypatch):
     monkeypatch.setattr(sessions, "CONSOLE_SESSIONS_MAX", 2)
     table = SessionTable(SystemEntropy())
     first, second = table.open(None, "a", 0), table.open(None, "b", 1)
@@ -73,7 +73,7 @@ def test_of_too_many_sessions_the_one_unused_for_longest_ends(monkeypatch):
     assert table.find(third.id, 3) is third
 
 
-def test_an_address_that_fails_too_often_waits_and_others_do_not():
+def test_too_many_failed_logins_block_only_their_address_for_a_while():
     attempts = LoginAttempts()
     for at_s in range(FAILURES_MAX):
         assert attempts.is_allowed("10.0.0.1", at_s)

@@ -66,7 +66,7 @@ async def next_event(events):
 
 
 @in_world
-async def test_only_changes_are_sent_and_signs_of_life(stage):
+async def test_a_stream_sends_changes_and_keep_alives_only(stage):
     events = stage.streams.events("a", "/", "m1")
     began = asyncio.get_running_loop().time()
     assert await next_event(events) == "event: alive\ndata: \n\n"
@@ -79,7 +79,7 @@ async def test_only_changes_are_sent_and_signs_of_life(stage):
 
 
 @in_world
-async def test_a_page_that_hurries_is_rendered_more_often_than_others(stage):
+async def test_a_page_with_a_short_refresh_time_is_rendered_more_often(stage):
     stage.streams = PageStreams(
         stage.sessions.get, stage.render, stage.may_begin, stage.clock, {"/tail": 1.0}
     )
@@ -94,14 +94,14 @@ async def test_a_page_that_hurries_is_rendered_more_often_than_others(stage):
 
 
 @in_world
-async def test_visitors_of_one_account_share_renderings(stage):
+async def test_sessions_of_one_account_share_renderings(stage):
     views = [stage.streams.events(name, "/", "") for name in "abab"]
     await next_event(views[0])
     stage.rendered.clear()
     stage.view = LiveView(Markup("two"), "m2")
     for _ in range(3):
         await asyncio.gather(*map(next_event, views))
-    # The first change comes at once, and then two signs of life.
+    # The first change comes at once, then two keep-alives.
     assert 0 < len(stage.rendered) <= 2 * ALIVE_S / REFRESH_S + 2
 
     stage.sessions["b"].credentials = "teller"
@@ -113,7 +113,7 @@ async def test_visitors_of_one_account_share_renderings(stage):
 
 
 @in_world
-async def test_a_rendering_with_the_token_of_a_session_is_never_shared(stage):
+async def test_a_rendering_with_a_sessions_token_is_never_shared(stage):
     stage.html = {name: Markup(f"token-of-{name}") for name in "ab"}
     for _ in range(2):
         for name in "ab":
@@ -123,7 +123,7 @@ async def test_a_rendering_with_the_token_of_a_session_is_never_shared(stage):
 
 
 @in_world
-async def test_one_stream_too_many_of_a_session_ends_its_oldest(stage):
+async def test_one_stream_too_many_ends_the_oldest_of_the_session(stage):
     opened = []
     for _ in range(streams.CONSOLE_STREAMS_OF_SESSION_MAX + 1):
         opened.append(stage.streams.events("a", "/", ""))
@@ -138,7 +138,7 @@ async def test_one_stream_too_many_of_a_session_ends_its_oldest(stage):
 
 
 @in_world
-async def test_a_stop_ends_streams_at_once_also_those_that_wait_for_brokers(stage):
+async def test_a_stop_ends_all_streams_at_once_even_those_waiting_for_brokers(stage):
     quiet = stage.streams.events("a", "/", "m1")
     waiting = asyncio.ensure_future(next_event(quiet))
     await asyncio.sleep(0.1)
@@ -156,7 +156,7 @@ async def test_a_stop_ends_streams_at_once_also_those_that_wait_for_brokers(stag
 
 
 @in_world
-async def test_a_session_that_ends_reloads_its_pages(stage):
+async def test_the_pages_of_an_ended_session_are_reloaded(stage):
     events = stage.streams.events("a", "/", "m1")
     waiting = asyncio.ensure_future(next_event(events))
     await asyncio.sleep(0.1)
@@ -165,8 +165,8 @@ async def test_a_session_that_ends_reloads_its_pages(stage):
 
 
 @in_world
-async def test_a_page_that_was_a_problem_from_the_beginning_is_loaded_again(stage):
-    """It lacks its forms. A visitor without a session waits until brokers answer."""
+async def test_a_page_first_shown_as_an_error_is_reloaded_once_brokers_answer(stage):
+    """It has no forms. A visitor without a session waits until brokers answer."""
     del stage.sessions["a"]
     stage.can_begin = False
     waiting = asyncio.ensure_future(next_event(stage.streams.events("a", "/", "problem-m0")))

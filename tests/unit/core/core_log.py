@@ -26,7 +26,7 @@ class Log:
         self.last_ms = NOW_MS
 
     def put(self, topic, *bodies, number=0, tags=None, hashed=None, at_ms=None, born=V4, more=None):
-        """Store messages together; ``hashed`` is what the queue says of the tag, if it lies."""
+        """Store messages together; ``hashed`` is a wrong hash of the tag for the queue."""
         self.last_ms = self.last_ms if at_ms is None else at_ms
         queue = self.store.queue(topic, number)
         text = properties.render(({"TAGS": tags} if tags else {}) | (more or {}))

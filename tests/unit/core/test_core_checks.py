@@ -24,7 +24,7 @@ def checks():
 
 
 @given(st.lists(st.floats(0, 1e7), min_size=1, max_size=30))
-def test_nothing_is_checked_early_and_nothing_later_than_a_bucket_is_wide(times):
+def test_no_check_is_early_or_later_than_the_width_of_a_bucket(times):
     checks = Checks()
     for key, due in enumerate(times):
         checks.arm(key, due)
@@ -36,12 +36,12 @@ def test_nothing_is_checked_early_and_nothing_later_than_a_bucket_is_wide(times)
 
     assert set(taken) == set(range(len(times)))
     for key, at in taken.items():
-        # A float's last digit is no earlier than one is exact.
+        # Floats are exact only to their last digit.
         assert times[key] - math.ulp(times[key]) <= at <= times[key] + LATE_S + math.ulp(at)
 
 
 @given(st.lists(st.tuples(st.floats(0, 5), st.floats(0, 0.3)), max_size=40))
-def test_whoever_looks_at_any_time_gets_what_is_due_and_nothing_else(steps):
+def test_at_any_time_exactly_the_due_checks_are_taken(steps):
     checks, now, armed = Checks(), 0.0, {}
     for key, (wait, passes) in enumerate(steps):
         armed[key] = now + wait
@@ -56,7 +56,7 @@ def stranded(checks):
     return {group: len(waiting) for group, waiting in checks.stranded.items()}
 
 
-def test_the_earliest_is_due_first_in_whatever_order_they_were_armed(checks):
+def test_checks_come_due_in_time_order_whatever_the_order_of_arming(checks):
     for key, due in ((1, 30.0), (2, 10.0), (3, 20.0)):
         checks.arm(key, due)
 
@@ -66,14 +66,14 @@ def test_the_earliest_is_due_first_in_whatever_order_they_were_armed(checks):
     assert checks.next_due() is None
 
 
-def test_many_that_are_due_together_are_armed_and_taken_together(checks):
+def test_checks_due_at_the_same_time_can_be_armed_and_taken_together(checks):
     checks.arm_all(range(5), 1.0)
     checks.arm(9, 1.0)
 
     assert checks.take_due(1.0, 100) == [0, 1, 2, 3, 4, 9]
 
 
-def test_no_more_are_taken_than_are_asked_for_and_the_rest_is_due_at_once(checks):
+def test_due_checks_beyond_the_requested_count_stay_due(checks):
     checks.arm_all(range(10), 1.0)
 
     assert checks.take_due(2.0, 4) == [0, 1, 2, 3]
@@ -83,7 +83,7 @@ def test_no_more_are_taken_than_are_asked_for_and_the_rest_is_due_at_once(checks
     assert checks.next_due() is None
 
 
-def test_a_round_costs_by_what_is_due_and_not_by_what_waits(checks):
+def test_taking_due_checks_does_not_touch_the_waiting_ones(checks):
     for number in range(10_000):
         checks.arm(number, 1000.0 + number)
     checks.arm(-1, 1.0)
@@ -96,7 +96,7 @@ def test_a_round_costs_by_what_is_due_and_not_by_what_waits(checks):
 # Under way
 
 
-def test_who_was_asked_is_known_until_it_is_settled(checks):
+def test_an_open_check_is_known_until_it_is_settled(checks):
     checks.ask(7, "a", 3.0)
     assert len(checks.asked) == 1
 
@@ -106,7 +106,7 @@ def test_who_was_asked_is_known_until_it_is_settled(checks):
     assert not checks._at
 
 
-def test_only_so_many_are_under_way_at_once(checks, monkeypatch):
+def test_the_number_of_open_checks_is_limited(checks, monkeypatch):
     monkeypatch.setattr(module, "CHECKS_MAX", 3)
     checks.arm_all(range(10), 1.0)
     for key in checks.take_due(1.0, 100):
@@ -120,7 +120,7 @@ def test_only_so_many_are_under_way_at_once(checks, monkeypatch):
     assert checks.take_due(5.0, 100) == [3]
 
 
-def test_what_is_armed_later_is_still_waited_for_while_all_are_under_way(checks, monkeypatch):
+def test_the_next_due_time_is_kept_while_the_open_checks_are_at_the_limit(checks, monkeypatch):
     monkeypatch.setattr(module, "CHECKS_MAX", 1)
     checks.ask(0, "a", 0.0)
     checks.arm(1, 1.0)
@@ -130,7 +130,7 @@ def test_what_is_armed_later_is_still_waited_for_while_all_are_under_way(checks,
     assert checks.next_due() is None
 
 
-def test_one_producer_is_asked_only_so_much_at_once(checks):
+def test_the_number_of_open_checks_per_producer_is_limited(checks):
     for key in range(CHECKS_PER_PRODUCER_MAX):
         assert checks.may_ask("a")
         checks.ask(key, "a", 0.0)
@@ -146,7 +146,7 @@ def test_the_limits_leave_room_for_several_producers():
     assert CHECKS_MAX >= 2 * CHECKS_PER_PRODUCER_MAX
 
 
-def test_a_producer_that_is_gone_leaves_what_it_was_asked(checks):
+def test_a_lost_producer_returns_its_open_checks(checks):
     for key, who in enumerate("aabab"):
         checks.ask(key, who, 0.0)
 
@@ -160,7 +160,7 @@ def test_a_producer_that_is_gone_leaves_what_it_was_asked(checks):
 # Waiting for a producer
 
 
-def test_what_nobody_can_answer_waits_until_somebody_can(checks):
+def test_checks_without_a_producer_wait_until_one_is_found(checks):
     assert checks.strand("g", 1)
     assert not checks.strand("g", 2)
     assert checks.strand("h", 3)
@@ -176,7 +176,7 @@ def test_what_nobody_can_answer_waits_until_somebody_can(checks):
     assert checks.strand("g", 1), "it is the first again"
 
 
-def test_no_more_come_back_than_the_producer_has_time_for(checks):
+def test_no_more_waiting_checks_return_than_the_producer_can_take(checks):
     for key in range(10):
         checks.strand("g", key)
 
@@ -189,7 +189,7 @@ def test_no_more_come_back_than_the_producer_has_time_for(checks):
 
 
 @given(st.lists(st.one_of(st.integers(1, 5), st.integers(-5, -1))))
-def test_those_who_wait_keep_their_order_however_they_come_and_go(steps):
+def test_checks_that_wait_for_a_producer_keep_their_order(steps):
     checks, model, count = Checks(), [], 0
     for step in steps:
         if step > 0:
@@ -204,7 +204,7 @@ def test_those_who_wait_keep_their_order_however_they_come_and_go(steps):
         assert len(checks.stranded.get("g", ())) == len(model)
 
 
-def test_who_waits_already_keeps_its_place_and_waits_once(checks):
+def test_a_check_that_waits_already_keeps_its_place_and_waits_once(checks):
     for key in (1, 2, 1):
         checks.strand("g", key)
 
@@ -213,7 +213,7 @@ def test_who_waits_already_keeps_its_place_and_waits_once(checks):
     assert checks.take_due(0.0, 100) == [1, 2]
 
 
-def test_one_that_was_decided_and_waits_again_comes_back_once(checks):
+def test_a_check_that_was_removed_and_waits_again_returns_once(checks):
     for key in (1, 2, 3):
         checks.strand("g", key)
     checks.unstrand("g", 1)
@@ -225,7 +225,7 @@ def test_one_that_was_decided_and_waits_again_comes_back_once(checks):
 
 
 class Stranded(RuleBasedStateMachine):
-    """Two groups that wait, against plain dictionaries; every key belongs to one of them."""
+    """Two waiting groups, compared with plain dictionaries; every key belongs to one of them."""
 
     def __init__(self):
         super().__init__()
@@ -247,9 +247,9 @@ class Stranded(RuleBasedStateMachine):
 
     @rule(group=st.sampled_from("gh"), which=st.lists(st.integers(0, 99), max_size=9))
     def unstrand(self, group, which):
-        """Of those that were there once; some have left since, or wait in the other group."""
-        for each in which:
-            key = self.next * each // 100
+        """Remove keys that were added once; some have left since, or wait in the other group."""
+        for percent in which:
+            key = self.next * percent // 100
             self.checks.unstrand(group, key)
             self.model[group].pop(key, None)
 
@@ -270,7 +270,7 @@ class Stranded(RuleBasedStateMachine):
 TestStranded = Stranded.TestCase
 
 
-def test_those_who_left_leave_nothing_behind_however_long_one_waits(checks):
+def test_removed_checks_free_their_memory_while_another_waits(checks):
     checks.strand("g", 0)
     for key in range(1, 10_000):
         checks.strand("g", key)
@@ -280,11 +280,11 @@ def test_those_who_left_leave_nothing_behind_however_long_one_waits(checks):
     assert sys.getsizeof(checks.stranded["g"]._queue.keys) < 1000
 
 
-def test_many_who_wait_take_little_room(checks):
+def test_waiting_checks_take_little_memory(checks):
     tracemalloc.start()
     for key in range(200_000):
         checks.strand("g", hash(str(key)))
-    each = tracemalloc.get_traced_memory()[0] / 200_000
+    size = tracemalloc.get_traced_memory()[0] / 200_000
     tracemalloc.stop()
 
-    assert each < 40, "an entry of a dictionary takes a hundred bytes"
+    assert size < 40, "an entry of a dictionary takes a hundred bytes"

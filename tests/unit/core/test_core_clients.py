@@ -18,17 +18,17 @@ def clients():
 
 def consumer(group="g", *topics, **given):
     return ConsumerRegistration(
-        group, subscription_data_set=[SubscriptionData(each) for each in topics], **given
+        group, subscription_data_set=[SubscriptionData(topic) for topic in topics], **given
     )
 
 
 def beat(clients, connection, *consumers, producers=(), client_id=None, now=0.0):
-    registrations = [ProducerRegistration(each) for each in producers]
-    said = Heartbeat(client_id or f"id-{connection}", registrations, list(consumers))
-    return clients.beat(connection, said, "JAVA", 409, now)
+    registrations = [ProducerRegistration(group) for group in producers]
+    heartbeat = Heartbeat(client_id or f"id-{connection}", registrations, list(consumers))
+    return clients.beat(connection, heartbeat, "JAVA", 409, now)
 
 
-def test_the_first_heartbeat_makes_a_member_and_is_news(clients):
+def test_the_first_heartbeat_adds_a_member_and_reports_a_change(clients):
     assert beat(clients, "a", consumer("g", "T")) == ["g"]
 
     group = clients.consumer_group("g")
@@ -37,21 +37,21 @@ def test_the_first_heartbeat_makes_a_member_and_is_news(clients):
     assert clients.consumer_groups() == [group]
 
 
-def test_the_same_heartbeat_again_is_no_news(clients):
+def test_a_repeated_heartbeat_reports_no_change(clients):
     beat(clients, "a", consumer("g", "T"))
 
     assert beat(clients, "a", consumer("g", "T")) == []
 
 
 @pytest.mark.parametrize("topics", [("T", "U"), ("U",), ()])
-def test_other_topics_are_news(clients, topics):
+def test_a_heartbeat_with_other_topics_reports_a_change(clients, topics):
     beat(clients, "a", consumer("g", "T"))
 
     assert beat(clients, "a", consumer("g", *topics)) == ["g"]
     assert set(clients.consumer_group("g").subscriptions) == set(topics)
 
 
-def test_a_newer_expression_replaces_the_older_without_news(clients):
+def test_a_newer_expression_replaces_the_older_and_reports_no_change(clients):
     beat(clients, "a", consumer("g", "T"))
     newer = ConsumerRegistration(
         "g", subscription_data_set=[SubscriptionData("T", "A", sub_version=2)]
@@ -61,7 +61,7 @@ def test_a_newer_expression_replaces_the_older_without_news(clients):
     assert clients.subscription("g", "T").sub_string == "A"
 
 
-def test_an_older_expression_replaces_nothing(clients):
+def test_an_older_expression_does_not_replace_a_newer_one(clients):
     newer = ConsumerRegistration(
         "g", subscription_data_set=[SubscriptionData("T", "A", sub_version=2)]
     )
@@ -71,7 +71,7 @@ def test_an_older_expression_replaces_nothing(clients):
     assert clients.subscription("g", "T").sub_string == "A"
 
 
-def test_the_last_to_speak_decides_how_the_group_consumes(clients):
+def test_the_last_heartbeat_sets_the_consume_settings_of_the_group(clients):
     beat(clients, "a", consumer("g"))
     beat(
         clients,
@@ -99,14 +99,14 @@ def test_a_client_with_two_connections_is_one_client(clients):
     assert clients.consumer_group("g").client_ids() == ["one"]
 
 
-def test_one_heartbeat_may_speak_for_several_groups(clients):
+def test_one_heartbeat_can_register_several_groups(clients):
     changed = beat(clients, "a", consumer("g"), consumer("h"), producers=("p", "q"))
 
     assert changed == ["g", "h"]
     assert set(clients.producer_groups) == {"p", "q"}
 
 
-def test_a_group_nobody_is_in_is_unknown(clients):
+def test_a_group_without_members_is_unknown(clients):
     assert clients.consumer_group("g") is None
     assert clients.producers("p") == []
     assert clients.consumer("g", "id-a") is None
@@ -114,7 +114,7 @@ def test_a_group_nobody_is_in_is_unknown(clients):
     assert not clients.lacks_subscription("g", "T")
 
 
-def test_a_member_is_found_by_its_id_or_any_will_do(clients):
+def test_a_member_is_found_by_its_id_and_without_an_id_any_is_found(clients):
     beat(clients, "a", consumer("g"))
     beat(clients, "b", consumer("g"))
 
@@ -124,7 +124,7 @@ def test_a_member_is_found_by_its_id_or_any_will_do(clients):
 
 
 @pytest.mark.parametrize(("topics", "ignored"), [(("T",), False), (("U",), True), ((), False)])
-def test_a_group_ignores_what_it_does_not_name_if_it_names_anything(clients, topics, ignored):
+def test_a_group_with_subscriptions_ignores_all_other_topics(clients, topics, ignored):
     beat(clients, "a", consumer("g", *topics))
 
     assert clients.lacks_subscription("g", "T") is ignored
@@ -141,7 +141,7 @@ def test_a_producer_is_found_by_its_id(clients):
 # Leaving
 
 
-def test_who_leaves_is_gone_from_what_it_names_only(clients):
+def test_unregistering_removes_a_client_only_from_the_named_groups(clients):
     beat(clients, "a", consumer("g"), consumer("h"), producers=("p", "q"))
 
     assert clients.leave("a", "p", "g")
@@ -152,16 +152,16 @@ def test_who_leaves_is_gone_from_what_it_names_only(clients):
 
 
 def test_a_group_outlives_one_of_its_members(clients):
-    for each in "ab":
-        beat(clients, each, consumer("g"), producers=("p",))
+    for client in "ab":
+        beat(clients, client, consumer("g"), producers=("p",))
 
     assert clients.leave("a", "p", "g")
     assert clients.consumer_group("g").client_ids() == ["id-b"]
-    assert [each.connection for each in clients.producers("p")] == ["b"]
+    assert [client.connection for client in clients.producers("p")] == ["b"]
 
 
 @pytest.mark.parametrize(("producers", "consumers"), [(None, None), ("x", "x"), ("p", None)])
-def test_leaving_what_one_is_not_in_changes_no_consumers(clients, producers, consumers):
+def test_unregistering_from_a_group_one_is_not_in_changes_nothing(clients, producers, consumers):
     beat(clients, "a", consumer("g"), producers=("p",))
 
     assert not clients.leave("b", producers, consumers)
@@ -169,17 +169,17 @@ def test_leaving_what_one_is_not_in_changes_no_consumers(clients, producers, con
     assert clients.producers("p")
 
 
-def test_a_lost_connection_leaves_everything(clients):
+def test_a_lost_connection_leaves_all_its_groups(clients):
     beat(clients, "a", consumer("g"), consumer("h"), producers=("p",))
     beat(clients, "b", consumer("h"))
 
     assert clients.drop("a") == ["g", "h"]
     assert clients.drop("a") == []
     assert clients.producer_groups == {}
-    assert [each.name for each in clients.consumer_groups()] == ["h"]
+    assert [group.name for group in clients.consumer_groups()] == ["h"]
 
 
-def test_who_has_not_spoken_for_two_minutes_is_silent(clients):
+def test_a_client_without_heartbeats_for_two_minutes_is_silent(clients):
     beat(clients, "a", consumer("g"), producers=("p",), now=0.0)
     beat(clients, "b", consumer("g"), now=1.0)
     beat(clients, "c", producers=("p",), now=1.0)

@@ -41,11 +41,11 @@ def assert_damaged(log, queue, offset, position, **given):
 
 
 @pytest.mark.parametrize("text", ["", "*", " * ", "A || *", "||"])
-def test_an_expression_that_takes_everything_is_no_filter(text):
+def test_an_expression_that_accepts_everything_gives_no_filter(text):
     assert wanted(text) is None
 
 
-def test_words_are_wanted_by_their_hash_and_by_themselves():
+def test_a_tag_filter_has_the_words_and_their_hashes():
     found = wanted(" A ||B|| A")
 
     assert found.words == {"A", "B"}
@@ -64,7 +64,7 @@ def test_hashes_are_compared_without_their_sign():
     ("offset", "outcome"),
     [(0, FetchOutcome.EMPTY), (1, FetchOutcome.PAST_END), (-1, FetchOutcome.TOO_SMALL)],
 )
-def test_in_an_empty_queue_only_its_start_is_a_place_to_wait(log, offset, outcome):
+def test_in_an_empty_queue_a_pull_can_wait_only_at_its_start(log, offset, outcome):
     queue = log.store.queue("T", 0)
 
     assert got(log, queue, offset) == (outcome, 0, [])
@@ -92,7 +92,9 @@ def test_a_queue_whose_messages_are_all_deleted_starts_where_it_ends(log, offset
         (99, FetchOutcome.PAST_END, 3, []),
     ],
 )
-def test_an_offset_is_inside_at_an_end_or_outside(log, offset, outcome, following, found):
+def test_the_outcome_depends_on_the_offset_inside_at_or_outside_the_bounds(
+    log, offset, outcome, following, found
+):
     queue = log.put("T", b"0", b"1", b"2")
 
     assert got(log, queue, offset) == (outcome, following, found)
@@ -102,7 +104,7 @@ def test_an_offset_is_inside_at_an_end_or_outside(log, offset, outcome, followin
 
 
 @pytest.mark.parametrize(("count", "given"), [(2, 2), (0, 1), (-5, 1), (10, 10), (999, 32)])
-def test_no_more_messages_come_than_are_wanted_or_than_one_answer_holds(log, count, given):
+def test_the_number_of_messages_of_an_answer_is_limited(log, count, given):
     queue = log.put("T", *[b"%d" % number for number in range(40)])
 
     outcome, following, found = got(log, queue, 0, count)
@@ -110,7 +112,7 @@ def test_no_more_messages_come_than_are_wanted_or_than_one_answer_holds(log, cou
     assert given <= PULL_MESSAGES_MAX
 
 
-def test_an_answer_ends_before_it_gets_too_large_but_holds_one_message_always(log):
+def test_an_answer_is_limited_in_bytes_but_has_at_least_one_message(log):
     queue = log.put("T", b"a" * 1000, b"b" * 1000, b"c" * 1000)
 
     assert len(got(log, queue, bytes_max=2500)[2]) == 2
@@ -118,7 +120,7 @@ def test_an_answer_ends_before_it_gets_too_large_but_holds_one_message_always(lo
     assert got(log, queue, 1, bytes_max=0)[1:] == (2, [b"b" * 1000])
 
 
-def test_a_large_message_does_not_stand_behind_small_ones(log):
+def test_a_large_message_gets_an_answer_of_its_own(log):
     queue = log.put("T", b"small", b"x" * 300_000)
 
     assert got(log, queue)[1:] == (1, [b"small"])
@@ -128,7 +130,7 @@ def test_a_large_message_does_not_stand_behind_small_ones(log):
 # Tags
 
 
-def test_only_wanted_messages_come_and_the_others_are_passed(log):
+def test_only_messages_with_wanted_tags_are_returned(log):
     log.put("T", b"a", tags="A")
     log.put("T", b"b", tags="B")
     queue = log.put("T", b"c")
@@ -138,14 +140,14 @@ def test_only_wanted_messages_come_and_the_others_are_passed(log):
     assert got(log, queue, wanted=wanted("X")) == (FetchOutcome.NO_MATCH, 3, [])
 
 
-def test_a_tag_that_only_hashes_alike_is_not_the_tag(log):
+def test_a_tag_with_an_equal_hash_does_not_match(log):
     queue = log.put("T", b"other", tags="BB", hashed=string_hash("Aa"))
 
     assert string_hash("Aa") == string_hash("BB")
     assert got(log, queue, wanted=wanted("Aa")) == (FetchOutcome.NO_MATCH, 1, [])
 
 
-def test_wanted_messages_are_counted_not_the_passed_ones(log):
+def test_messages_that_do_not_match_do_not_count_towards_the_limit(log):
     for number in range(10):
         queue = log.put("T", b"%d" % number, tags="A" if number % 2 else "B")
 
@@ -153,7 +155,7 @@ def test_wanted_messages_are_counted_not_the_passed_ones(log):
     assert got(log, queue, 5, 3, wanted=wanted("A")) == (FetchOutcome.FOUND, 10, [b"5", b"7", b"9"])
 
 
-def test_messages_that_only_hash_alike_leave_room_for_those_that_are_wanted(log):
+def test_tags_with_equal_hashes_do_not_count_towards_the_limit(log):
     for _ in range(3):
         log.put("T", b"other", tags="BB", hashed=string_hash("Aa"))
     queue = log.put("T", b"1", b"2", tags="Aa")
@@ -162,14 +164,14 @@ def test_messages_that_only_hash_alike_leave_room_for_those_that_are_wanted(log)
     assert found == (FetchOutcome.FOUND, 5, [b"1", b"2"])
 
 
-def test_a_filter_keeps_to_the_size_of_an_answer_too(log):
+def test_an_answer_with_a_tag_filter_is_limited_in_bytes(log):
     queue = log.put("T", b"a" * 1000, b"b" * 1000, tags="A")
 
     found = got(log, queue, bytes_max=1500, wanted=wanted("A"))
     assert found == (FetchOutcome.FOUND, 1, [b"a" * 1000])
 
 
-def test_one_pull_looks_through_so_many_entries_and_no_more(log):
+def test_a_pull_scans_a_limited_number_of_entries(log):
     log.put("T", *[b"x"] * PULL_SCAN_MAX, tags="B")
     queue = log.put("T", b"wanted", tags="A")
 
@@ -186,7 +188,7 @@ def put(log, *numbers, size=1, born=V4):
     return queue
 
 
-def test_only_messages_that_match_come_and_the_others_are_passed(log):
+def test_only_messages_that_match_the_condition_are_returned(log):
     queue = put(log, *range(10))
 
     assert got(log, queue, wanted=Condition("n between 3 and 5")) == (
@@ -202,20 +204,20 @@ def bodies_of(first, end):
 
 
 @pytest.mark.parametrize("born", [V4, V6])
-def test_properties_are_found_behind_addresses_of_any_kind(log, born):
+def test_a_condition_works_on_messages_with_ipv4_and_ipv6_addresses(log, born):
     queue = put(log, 1, 2, born=born)
 
     assert got(log, queue, wanted=Condition("n = 2"))[2] == [b"2"]
 
 
-def test_a_message_of_which_nothing_can_be_said_is_passed(log):
+def test_a_message_whose_condition_fails_is_passed_over(log):
     queue = log.put("T", b"odd", more={"n": "odd"})
     put(log, 7)
 
     assert got(log, queue, wanted=Condition("n = 7 OR TRUE")) == (FetchOutcome.FOUND, 2, [b"7"])
 
 
-def test_an_answer_ends_with_the_last_message_it_has_room_for(log):
+def test_the_next_offset_follows_the_last_returned_message(log):
     queue = put(log, *range(40))
 
     assert got(log, queue, 0, 2, wanted=Condition("n > 4"))[1:] == (7, [b"5", b"6"])
@@ -223,7 +225,7 @@ def test_an_answer_ends_with_the_last_message_it_has_room_for(log):
     assert got(log, queue, 0, 99, wanted=Condition("n >= 0"))[1] == PULL_MESSAGES_MAX
 
 
-def test_a_condition_keeps_to_the_size_of_an_answer_too(log):
+def test_an_answer_with_a_condition_is_limited_in_bytes(log):
     queue = put(log, 1, 2, 3, 4, size=1000)
     odd = Condition("n in ('1', '4')")
 
@@ -232,7 +234,7 @@ def test_a_condition_keeps_to_the_size_of_an_answer_too(log):
     assert got(log, queue, bytes_max=1, wanted=odd)[1:] == (1, [b"1" * 1000])
 
 
-def test_one_pull_reads_so_many_messages_for_a_condition_and_no_more(log):
+def test_a_pull_with_a_condition_reads_a_limited_number_of_messages(log):
     log.put("T", *[b"x"] * PULL_SCAN_MAX)
     queue = put(log, 1)
 
@@ -241,7 +243,7 @@ def test_one_pull_reads_so_many_messages_for_a_condition_and_no_more(log):
     assert got(log, queue, PULL_SCAN_MAX, wanted=Condition("n = 1"))[2] == [b"1"]
 
 
-def test_one_pull_reads_so_many_bytes_for_a_condition_and_no_more(log):
+def test_a_pull_with_a_condition_reads_a_limited_number_of_bytes(log):
     queue = log.put("T", *[b"x" * PULL_BYTES_MAX] * 20)
     put(log, 1)
 
@@ -250,7 +252,7 @@ def test_one_pull_reads_so_many_bytes_for_a_condition_and_no_more(log):
     assert following == FILTER_SCAN_BYTES_MAX // PULL_BYTES_MAX
 
 
-def test_a_condition_that_costs_much_looks_at_fewer_messages(log):
+def test_a_costly_condition_is_tested_on_fewer_messages(log):
     queue = log.put("T", *[b"x"] * 200, more={"n": "9" * 30_000})
     costly = Condition(" OR ".join(["n = 1"] * 512))
 
@@ -259,7 +261,7 @@ def test_a_condition_that_costs_much_looks_at_fewer_messages(log):
     assert 1 <= following < 5
 
 
-def test_a_condition_of_many_parts_looks_at_fewer_messages_however_small_they_are(log):
+def test_a_condition_of_many_parts_is_tested_on_fewer_messages(log):
     queue = log.put("T", *[b"x"] * 200, more={"n": "9"})
 
     outcome, following, found = got(log, queue, wanted=Condition(" OR ".join(["n = 1"] * 512)))
@@ -270,7 +272,7 @@ def test_a_condition_of_many_parts_looks_at_fewer_messages_however_small_they_ar
 # Reading
 
 
-def test_messages_far_apart_and_close_together_come_alike(log):
+def test_messages_far_apart_in_the_log_are_returned_together(log):
     queue = log.put("T", b"first")
     log.put("U", b"x" * 100_000)
     log.put("T", b"second")
@@ -280,7 +282,7 @@ def test_messages_far_apart_and_close_together_come_alike(log):
     assert got(log, queue, 1)[2] == [b"second", b"third"]
 
 
-def test_messages_in_several_files_of_the_log_come_together():
+def test_messages_in_several_files_of_the_log_are_returned():
     size = 16 * 1024 * 1024
     log = Log(segment_size=size)
     for number in range(4):
@@ -290,7 +292,7 @@ def test_messages_in_several_files_of_the_log_come_together():
     assert starts == [b"0", b"1", b"2", b"3"]
 
 
-def test_messages_before_and_behind_a_checkpoint_come_one_stretch_after_the_other(log):
+def test_messages_before_and_after_a_checkpoint_are_returned_in_order(log):
     queue = log.put("T", b"0", b"1")
     log.checkpoint()
     log.put("T", b"2" * 1000, b"3")
@@ -302,7 +304,7 @@ def test_messages_before_and_behind_a_checkpoint_come_one_stretch_after_the_othe
 
 @pytest.mark.parametrize("born", [V4, V6])
 @pytest.mark.parametrize("place", [0, 4, 28, 150])
-def test_a_damaged_message_is_never_given_out(log, place, born):
+def test_a_damaged_message_is_never_returned(log, place, born):
     queue = log.put("T", b"x" * 100, born=born)
     position = queue.read(0, 1)[0][0]
     file = log.disk.open("log/" + log.disk.names("log")[0])
@@ -313,7 +315,7 @@ def test_a_damaged_message_is_never_given_out(log, place, born):
 
 
 @pytest.mark.parametrize("lengths", [(9, 9, 9), (9, 300, 1)], ids=["equal", "unequal"])
-def test_damage_is_found_in_each_of_several_messages_that_lie_together(log, lengths):
+def test_damage_is_found_in_any_of_several_adjacent_messages(log, lengths):
     queue = log.put("T", *[b"x" * length for length in lengths])
     assert len(fetch(log.store, queue, 0, 32).records) == 1
     file = log.disk.open("log/" + log.disk.names("log")[0])
@@ -327,7 +329,7 @@ def test_damage_is_found_in_each_of_several_messages_that_lie_together(log, leng
         file.write(position + size - 1, last)
 
 
-def test_damage_behind_the_checksum_is_found_by_who_looks_there(log):
+def test_damage_outside_the_checksum_is_found_by_a_tag_filter(log):
     queue = log.put("T", b"x", tags="A")
     position = queue.read(0, 1)[0][0]
     file = log.disk.open("log/" + log.disk.names("log")[0])
@@ -336,7 +338,7 @@ def test_damage_behind_the_checksum_is_found_by_who_looks_there(log):
     assert_damaged(log, queue, 0, position, wanted=wanted("A"))
 
 
-def test_a_message_that_is_not_there_is_damaged(log):
+def test_an_entry_that_points_to_no_message_is_damage(log):
     queue = log.put("T", b"x" * 100)
     queue._tail[0:8] = (1 << 40).to_bytes(8, "big")
 

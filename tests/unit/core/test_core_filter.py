@@ -1,4 +1,4 @@
-"""Conditions: what they say of a message, and which are refused where and why.
+"""Conditions: their results, and which are refused, at which position and why.
 
 The expected results are those of RocketMQ's own filter module, read in its sources.
 """
@@ -352,11 +352,11 @@ def said(expression, text=TEXT):
     return answer
 
 
-def test_a_condition_says_of_a_message_what_rocketmq_says():
+def test_conditions_have_the_same_results_as_in_rocketmq():
     assert {expression: said(expression) for expression in TABLE} == TABLE
 
 
-def test_the_table_is_as_large_as_was_promised():
+def test_the_table_has_at_least_150_conditions():
     assert len(TABLE) >= 150
 
 
@@ -476,11 +476,11 @@ def test_an_invalid_condition_is_refused_with_its_position_and_the_reason():
         assert f"at position {position}:" in refused.value.remark, expression
 
 
-def test_a_refusal_without_a_place_has_none():
+def test_a_refusal_without_a_position_has_none():
     assert SubscriptionInvalid("Invalid MessageSelector.").position is None
 
 
-def test_a_long_word_is_not_repeated_whole():
+def test_a_refusal_does_not_repeat_a_long_word_in_full():
     with pytest.raises(SubscriptionInvalid) as refused:
         Condition("a = 5 " + "b" * 10_000)
 
@@ -507,7 +507,7 @@ def test_a_long_word_is_not_repeated_whole():
         ("x\x01a\x015\x02", None),
     ],
 )
-def test_a_property_is_found_as_everybody_else_finds_it(text, expected):
+def test_a_condition_finds_a_property_as_the_parser_does(text, expected):
     assert said("a = 5", text) is expected
     assert (properties.parse(text).get("a") == "5") is (expected is True)
 
@@ -556,7 +556,7 @@ def test_a_property_is_found_as_everybody_else_finds_it(text, expected):
         ("0" * 1_000 + "7", True, True, True),
     ],
 )
-def test_texts_are_read_as_numbers_as_java_reads_them(value, is_whole, is_long, is_number):
+def test_texts_are_converted_to_numbers_as_in_java(value, is_whole, is_long, is_number):
     text = properties.render({"v": value})
 
     assert said("v = 7", text) is is_whole
@@ -569,12 +569,12 @@ def test_texts_are_read_as_numbers_as_java_reads_them(value, is_whole, is_long, 
     ("left", "right", "expected"),
     [("0.0", "-0.0", True), ("-0.0", "0.0", False), ("0", "0.0", False), ("NaN", "NaN", False)],
 )
-def test_two_texts_are_ordered_as_doubles_of_java(left, right, expected):
+def test_two_texts_are_compared_as_doubles_as_in_java(left, right, expected):
     assert said("a > b", properties.render({"a": left, "b": right})) is expected
 
 
 @pytest.mark.parametrize("value", ["true", "TRUE", "tRuE"])
-def test_a_text_is_true_in_any_case(value):
+def test_the_text_true_counts_in_upper_and_lower_case(value):
     assert said("v = TRUE", properties.render({"v": value})) is True
 
 
@@ -584,7 +584,7 @@ def test_a_text_is_true_in_any_case(value):
 @pytest.mark.parametrize(
     ("before", "behind"), [("(", ")"), ("NOT (", ")"), ("NOT ", ""), ("-(", ")"), ("+", "")]
 )
-def test_a_condition_is_nested_so_deep_and_no_deeper(before, behind):
+def test_the_nesting_of_a_condition_is_limited(before, behind):
     parse(before * 20 + "a IS NULL" + behind * 20 + " IS NULL")
 
     with pytest.raises(SubscriptionInvalid, match=f"nested at most {FILTER_DEPTH_MAX} deep"):
@@ -592,31 +592,31 @@ def test_a_condition_is_nested_so_deep_and_no_deeper(before, behind):
 
 
 @pytest.mark.parametrize("more", [" = b", " IS NULL", " <> TRUE", " contains 'x'"])
-def test_a_chain_of_comparisons_is_nested_too(more):
+def test_a_chain_of_comparisons_counts_as_nesting(more):
     Condition("a" + more * 20).admits("")
 
     with pytest.raises(SubscriptionInvalid, match="nested"):
         parse("a" + more * 1_000)
 
 
-def test_the_deepest_condition_is_evaluated():
+def test_a_condition_of_the_greatest_depth_is_evaluated():
     depth = FILTER_DEPTH_MAX - 2
     condition = Condition("NOT " * depth + "TRUE")
 
     assert condition.admits("") is (depth % 2 == 0)
 
 
-def test_a_condition_has_so_many_operands_and_no_more():
+def test_the_number_of_operands_of_a_condition_is_limited():
     half = FILTER_OPERANDS_MAX // 2
-    many = " OR ".join(["a=5"] * half)
+    text = " OR ".join(["a=5"] * half)
 
-    assert Condition(many).operands == FILTER_OPERANDS_MAX
-    assert Condition(many).admits(TEXT)
+    assert Condition(text).operands == FILTER_OPERANDS_MAX
+    assert Condition(text).admits(TEXT)
     with pytest.raises(SubscriptionInvalid, match="at most 1024 properties and constants"):
-        parse(many + " OR b")
+        parse(text + " OR b")
 
 
-def test_a_condition_has_so_many_characters_and_no_more():
+def test_the_length_of_a_condition_is_limited():
     filters().of(sql("a IN (" + ",".join(["'x'"] * 4_000) + ")"))
     padded = "a = 5".ljust(SUBSCRIPTION_CHARS_MAX)
     filters().of(sql(padded))
@@ -636,14 +636,14 @@ def sql(text, kind="SQL92"):
     return SubscriptionData("T", text, expression_type=kind)
 
 
-def test_a_condition_is_read_once():
+def test_a_condition_is_parsed_once():
     kept = filters()
 
     assert kept.of(sql("a > 5")) is kept.of(sql("a > 5"))
     assert kept.of(sql("a > 5")) is not kept.of(sql("a > 6"))
 
 
-def test_what_is_no_condition_is_read_once_too():
+def test_an_invalid_condition_is_parsed_once():
     kept = filters()
     for _ in range(2):
         with pytest.raises(SubscriptionInvalid) as refused:
@@ -652,7 +652,7 @@ def test_what_is_no_condition_is_read_once_too():
     assert len(kept._kept) == 1
 
 
-def test_conditions_that_nobody_asked_for_lately_are_forgotten():
+def test_the_least_recently_used_conditions_are_dropped():
     kept = filters(chars_max=10)
     first, second = kept.of(sql("a > 5")), kept.of(sql("a > 6"))
     assert kept.of(sql("a > 5")) is first
@@ -662,13 +662,13 @@ def test_conditions_that_nobody_asked_for_lately_are_forgotten():
     assert kept.of(sql("a > 6")) is not second
 
 
-def test_one_condition_larger_than_what_is_kept_works():
+def test_a_condition_larger_than_the_cache_is_still_kept():
     kept = filters(chars_max=1)
 
     assert kept.of(sql("a > 5")) is kept.of(sql("a > 5"))
 
 
-def test_a_broker_that_takes_no_conditions_says_how_to_change_that():
+def test_a_broker_without_conditions_says_how_to_allow_them():
     with pytest.raises(InternalError) as refused:
         filters(sql=False).of(sql("a > 5"))
 
@@ -679,16 +679,16 @@ def test_a_broker_that_takes_no_conditions_says_how_to_change_that():
 
 
 @pytest.mark.parametrize("kind", ["TAG", ""])
-def test_tags_are_taken_by_every_broker(kind):
+def test_tags_are_accepted_by_a_broker_without_conditions(kind):
     assert filters(sql=False).of(sql("*", kind)) is None
     assert isinstance(filters(sql=False).of(sql("A", kind)), TagFilter)
 
 
-def test_a_kind_that_nobody_knows_is_refused():
+def test_an_unknown_expression_type_is_refused():
     with pytest.raises(SubscriptionInvalid, match="SQL92"):
         filters().of(sql("A", "XPATH"))
 
 
-def test_tags_are_bounded_too():
+def test_the_length_of_a_tag_expression_is_limited():
     with pytest.raises(SubscriptionInvalid, match="at most 16384 characters"):
         filters().of(sql("A" * 16_385, "TAG"))

@@ -14,12 +14,12 @@ def groups():
     return made
 
 
-def test_every_broker_has_the_groups_tools_rely_on(groups):
-    assert {each.group_name for each in groups} == set(BUILT_IN)
+def test_every_broker_has_the_built_in_groups_of_rocketmq(groups):
+    assert {group.group_name for group in groups} == set(BUILT_IN)
     assert not groups.unsaved
 
 
-def test_what_was_saved_is_there_again(groups):
+def test_saved_groups_are_loaded_again(groups):
     saved = GroupConfigs(DataVersion(1, 2), {"g": GroupConfig("g", retry_max_times=3)})
     groups.load(saved)
 
@@ -27,7 +27,7 @@ def test_what_was_saved_is_there_again(groups):
     assert groups.saved().data_version == DataVersion(1, 2)
 
 
-def test_a_group_comes_into_being_by_being_named(groups):
+def test_asking_for_a_group_creates_it(groups):
     made = groups.get("g", NOW_MS)
 
     assert made == GroupConfig("g")
@@ -36,7 +36,7 @@ def test_a_group_comes_into_being_by_being_named(groups):
     assert groups.unsaved
 
 
-def test_where_groups_must_be_made_first_naming_one_is_not_enough():
+def test_with_auto_creation_off_asking_for_a_group_does_not_create_it():
     groups = Groups(TopicDefaults(auto_create_groups=False))
 
     with pytest.raises(GroupNotFound):
@@ -45,18 +45,18 @@ def test_where_groups_must_be_made_first_naming_one_is_not_enough():
 
 
 @pytest.mark.parametrize("name", ["", "x" * 256])
-def test_a_group_needs_a_name_that_clients_can_have(groups, name):
+def test_an_empty_or_too_long_group_name_is_refused(groups, name):
     with pytest.raises(InternalError):
         groups.put(GroupConfig(name), NOW_MS)
 
 
-def test_a_group_cannot_have_more_retry_queues_than_a_topic_may_have(groups):
+def test_the_number_of_retry_queues_of_a_group_is_limited(groups):
     with pytest.raises(InternalError):
         groups.put(GroupConfig("g", retry_queue_nums=4097), NOW_MS)
     groups.put(GroupConfig("g", retry_queue_nums=0), NOW_MS)
 
 
-def test_a_group_is_removed_once(groups):
+def test_removing_a_group_a_second_time_does_nothing(groups):
     groups.put(GroupConfig("g"), NOW_MS)
     groups.unsaved = False
 

@@ -28,9 +28,9 @@ class Scene:
         return self.topics.put(topic(name, queues, **given), NOW_MS)
 
     def connect(self, group, *names):
-        wanted = [SubscriptionData(each) for each in names]
-        said = ConsumerRegistration(group, subscription_data_set=wanted)
-        self.clients.beat("a", Heartbeat("id", [], [said]), "JAVA", 409, 0.0)
+        wanted = [SubscriptionData(name) for name in names]
+        registration = ConsumerRegistration(group, subscription_data_set=wanted)
+        self.clients.beat("a", Heartbeat("id", [], [registration]), "JAVA", 409, 0.0)
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def q(number=0, name="T"):
     return MessageQueue("b", number, name)
 
 
-def test_a_topics_queues_are_shown_with_their_bounds_and_when_they_grew(scene):
+def test_the_queues_of_a_topic_are_shown_with_bounds_and_last_update(scene):
     made = scene.topic("T", 2)
     scene.log.put("T", b"0", at_ms=NOW_MS)
     scene.log.put("T", b"1", at_ms=NOW_MS + 50)
@@ -53,7 +53,7 @@ def test_a_topics_queues_are_shown_with_their_bounds_and_when_they_grew(scene):
     }
 
 
-def test_a_queue_whose_messages_were_deleted_grew_at_no_known_time(scene):
+def test_a_queue_with_all_messages_deleted_has_no_last_update(scene):
     made = scene.topic("T")
     scene.log.put("T", b"0")
     scene.log.store.queues.forget_topic("T")
@@ -61,19 +61,19 @@ def test_a_queue_whose_messages_were_deleted_grew_at_no_known_time(scene):
     assert scene.progress.of_topic(made) == {q(0): QueueStats(1, 1, 0)}
 
 
-def test_a_groups_topics_are_those_it_has_come_anywhere_in(scene):
+def test_the_topics_of_a_group_are_those_with_offsets_it_still_subscribes_to(scene):
     for name in ("T", "U"):
         scene.topic(name)
         scene.offsets.put("g", name, 0, 1)
     scene.offsets.put("g", "gone", 0, 1)
 
-    assert [each.name for each in scene.progress.topics_of("g")] == ["T", "U"]
-    assert [each.name for each in scene.progress.topics_of("g", ["U", "gone"])] == ["U"]
+    assert [topic.name for topic in scene.progress.topics_of("g")] == ["T", "U"]
+    assert [topic.name for topic in scene.progress.topics_of("g", ["U", "gone"])] == ["U"]
     scene.connect("g", "T")
-    assert [each.name for each in scene.progress.topics_of("g")] == ["T"]
+    assert [topic.name for topic in scene.progress.topics_of("g")] == ["T"]
 
 
-def test_a_group_is_so_far_in_the_queues_that_can_be_read(scene):
+def test_the_progress_of_a_group_covers_the_read_queues(scene):
     made = scene.topic("T", 2, write=3)
     scene.log.put("T", b"0", b"1", b"2", at_ms=NOW_MS + 7)
     scene.offsets.put("g", "T", 0, 2)
@@ -85,7 +85,7 @@ def test_a_group_is_so_far_in_the_queues_that_can_be_read(scene):
     }
 
 
-def test_an_offset_behind_the_last_message_has_no_time(scene):
+def test_an_offset_beyond_the_last_message_has_no_time(scene):
     made = scene.topic("T")
     scene.offsets.put("g", "T", 0, 5)
 
@@ -96,7 +96,7 @@ def test_an_offset_behind_the_last_message_has_no_time(scene):
     ("offset", "consumed", "delay"),
     [(None, 10, 90), (0, 10, 90), (1, 10, 80), (2, 20, 0), (9, -1, 0)],
 )
-def test_a_group_is_as_late_as_its_next_message_is_old(scene, offset, consumed, delay):
+def test_the_delay_of_a_group_is_the_age_of_its_next_message(scene, offset, consumed, delay):
     made = scene.topic("T")
     scene.log.put("T", b"0", at_ms=NOW_MS + 10)
     scene.log.put("T", b"1", at_ms=NOW_MS + 20)
@@ -109,7 +109,7 @@ def test_a_group_is_as_late_as_its_next_message_is_old(scene, offset, consumed, 
     assert span.delay_time == delay
 
 
-def test_a_group_is_as_late_as_the_first_message_that_was_kept_for_it(scene):
+def test_the_delay_of_a_group_starts_at_the_first_message_still_kept(scene):
     made = scene.topic("T")
     scene.log.put("T", b"0", at_ms=NOW_MS + 10)
     scene.log.store.queues.forget_topic("T")
@@ -120,7 +120,7 @@ def test_a_group_is_as_late_as_the_first_message_that_was_kept_for_it(scene):
     assert [offset for _, offset in scene.progress.first_unread("g", made)] == [1]
 
 
-def test_in_an_empty_queue_nobody_is_late(scene):
+def test_in_an_empty_queue_a_group_has_no_delay(scene):
     (span,) = scene.progress.time_spans("g", scene.topic("T"), NOW_MS)
 
     assert span.message_queue == q(0)
@@ -128,7 +128,7 @@ def test_in_an_empty_queue_nobody_is_late(scene):
     assert span.delay_time == 0
 
 
-def test_a_message_from_the_future_makes_nobody_early(scene):
+def test_a_message_from_the_future_gives_no_negative_delay(scene):
     made = scene.topic("T")
     scene.log.put("T", b"0", at_ms=NOW_MS + 1000)
 
@@ -147,27 +147,27 @@ def race(scene):
     return scene.progress
 
 
-def test_a_group_in_front_waits_for_the_slowest(race):
+def test_the_correction_of_a_leading_group_is_the_offset_of_the_slowest(race):
     assert race.corrections("T", "a") == {0: 3}
 
 
-def test_groups_can_be_left_out(race):
+def test_groups_can_be_excluded_from_the_correction(race):
     assert race.corrections("T", "c", ["b"]) == {0: 5}
 
 
-def test_a_group_behind_all_that_count_waits_for_nobody(race):
+def test_a_group_behind_all_counted_groups_gets_no_correction(race):
     assert race.corrections("T", "b", ["b"]) == {0: NO_CORRECTION}
 
 
-def test_the_slowest_of_all_is_told_where_it_is(race):
+def test_the_correction_of_the_slowest_group_is_its_own_offset(race):
     assert race.corrections("T", "b") == {0: 3}
 
 
-def test_a_group_that_was_never_there_gets_the_least(race):
+def test_the_correction_of_a_new_group_is_the_lowest_offset(race):
     assert race.corrections("T", "new") == {0: 3}
 
 
-def test_offsets_before_the_first_message_or_in_no_queue_do_not_count(scene):
+def test_offsets_of_deleted_messages_or_missing_queues_give_no_correction(scene):
     scene.topic("T")
     scene.log.put("T", b"0", b"1")
     scene.log.store.queues.forget_topic("T")

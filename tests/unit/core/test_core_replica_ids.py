@@ -3,7 +3,7 @@
 from txmq_broker.replication.log_shipper import ReplicaIds
 
 
-def test_every_member_has_an_id_of_its_own_and_keeps_it():
+def test_every_member_keeps_an_id_of_its_own():
     ids = ReplicaIds()
 
     assert [ids.id_of(name, 0) for name in ("m1", "m2", "m1")] == [1, 2, 1]

@@ -1,4 +1,4 @@
-"""When messages come that are to come later, where they wait, and who may take them back."""
+"""When delayed messages are delivered, where they wait, and who can recall them."""
 
 import pytest
 
@@ -45,7 +45,7 @@ class Desk:
         self.topic = self.topics.put(TopicConfig("T", self.queues, self.queues, 6), NOW)
 
     def restart(self, **settings):
-        """Again, perhaps with other settings."""
+        """Restart, optionally with other settings."""
         self.shelf.restart_cleanly()
         if settings:
             self.settings = DelaySettings(**settings)
@@ -55,7 +55,7 @@ class Desk:
         return (flags, NOW - 5, host, max(self.now, self.store.log.last_ms), host, 7, 0)
 
     def put(self, name="a", number=0, data=b"", *, flags=0, host=HOST, **wanted):
-        """A message that waits: its due_time, and the message as it waits."""
+        """Store a delayed message; return its due time and the record that waits."""
         due_time = self.schedule.due_time_in(wanted, self.now)
         if not data:
             data = properties.render({"UNIQ_KEY": name, "TAGS": "t", "KEYS": "k1 k2"}).encode()
@@ -66,7 +66,7 @@ class Desk:
         return due_time, records.unpack(self.store.log.bytes_at(position))[0]
 
     def deliver(self):
-        """Let everything go that is due now."""
+        """Deliver everything that is due now."""
         while (due := self.delays.first(self.now)) is not None:
             self.schedule.send(due, max(self.now, self.store.log.last_ms))
             self.shelf.flush()
@@ -77,7 +77,7 @@ class Desk:
         places = [
             queue.read(offset, 1)[0][0] for offset in range(queue.min_offset, queue.max_offset)
         ]
-        return [records.unpack(self.store.log.bytes_at(each))[0] for each in places]
+        return [records.unpack(self.store.log.bytes_at(position))[0] for position in places]
 
     def recall(self, name, due_ms, topic="T"):
         waiting = self.schedule.find(topic, name)
@@ -97,7 +97,7 @@ def desk():
 
 
 @pytest.mark.parametrize(
-    ("said", "due_time"),
+    ("props", "due_time"),
     [
         ({}, None),
         ({"PGROUP": "p"}, None),
@@ -121,17 +121,17 @@ def desk():
     ],
     ids=str,
 )
-def test_what_a_message_says_is_when_it_comes(desk, said, due_time):
-    assert desk.schedule.due_time_in(said, NOW) == due_time
+def test_the_properties_of_a_message_set_its_due_time(desk, props, due_time):
+    assert desk.schedule.due_time_in(props, NOW) == due_time
 
 
 @pytest.mark.parametrize(
-    "said",
+    "props",
     [
         {"DELAY": "x"},
         {"DELAY": "1.5"},
         {"DELAY": "-"},
-        {"DELAY": "٣"},  # A digit, elsewhere.
+        {"DELAY": "٣"},  # A digit of another script.
         {"DELAY": "9" * 20},
         {"TIMER_DELIVER_MS": "tomorrow"},
         {"TIMER_DELIVER_MS": "9" * 19},
@@ -141,23 +141,23 @@ def test_what_a_message_says_is_when_it_comes(desk, said, due_time):
     ],
     ids=str,
 )
-def test_what_is_no_time_or_too_far_away_is_refused(desk, said):
+def test_an_invalid_or_too_distant_due_time_is_refused(desk, props):
     with pytest.raises(MessageIllegal):
-        desk.schedule.due_time_in(said, NOW)
+        desk.schedule.due_time_in(props, NOW)
 
 
-def test_levels_may_be_longer_than_any_time_that_may_be_named():
+def test_delay_levels_can_exceed_the_longest_timer():
     desk = Desk(levels="10d", longest=1.0)
 
     assert desk.schedule.due_time_in({"DELAY": "1"}, NOW) == DueTime(1, NOW + 10 * DAY_MS)
     desk.put(DELAY="1")
     desk.now += 10 * DAY_MS
     desk.deliver()
-    assert [each.body for each in desk.came()] == [b"a"]
+    assert [message.body for message in desk.came()] == [b"a"]
     desk.shelf.close()
 
 
-def test_other_settings_count_for_whoever_comes_after_them(desk):
+def test_changed_settings_apply_to_later_messages_only(desk):
     desk.put("a", DELAY="1")
     desk.schedule.adopt(DelaySettings(levels="1h", longest=10.0))
     desk.put("b", DELAY="1")
@@ -166,17 +166,17 @@ def test_other_settings_count_for_whoever_comes_after_them(desk):
 
     desk.now += 1000
     desk.deliver()
-    assert [each.body for each in desk.came()] == [b"a"]
+    assert [message.body for message in desk.came()] == [b"a"]
     desk.now += 3_600_000
     desk.deliver()
-    assert [each.body for each in desk.came()] == [b"a", b"b"]
+    assert [message.body for message in desk.came()] == [b"a", b"b"]
 
 
 # --- where ---
 
 
 @pytest.mark.parametrize("level", range(1, 19))
-def test_a_level_has_a_queue_of_its_own(desk, level):
+def test_each_delay_level_has_its_own_queue(desk, level):
     due_time, waits = desk.put(DELAY=str(level))
 
     assert (waits.topic, waits.queue_id, waits.queue_offset) == (SCHEDULE_TOPIC, level - 1, 0)
@@ -187,7 +187,7 @@ def test_a_level_has_a_queue_of_its_own(desk, level):
     ("wait_s", "line"),
     [(1, 0), (60, 0), (61, 1), (600, 1), (601, 2), (3600, 2), (3601, 3), (86_400, 4), (86_401, 5)],
 )
-def test_those_who_wait_about_as_long_share_a_line_of_the_wheel(desk, wait_s, line):
+def test_timed_messages_of_similar_delay_share_a_queue_of_the_wheel(desk, wait_s, line):
     due_time, waits = desk.put(TIMER_DELAY_SEC=str(wait_s))
 
     assert (waits.topic, waits.queue_id, waits.prepared_position) == (
@@ -197,7 +197,7 @@ def test_those_who_wait_about_as_long_share_a_line_of_the_wheel(desk, wait_s, li
     )
 
 
-def test_what_waits_says_where_it_goes_and_keeps_what_it_is(desk):
+def test_a_waiting_message_names_its_destination_and_keeps_its_fields(desk):
     _, waits = desk.put("a", 2, flags=BOTH_V6, host=V6, DELAY="1")
     desk.now += 1000
     desk.deliver()
@@ -208,7 +208,7 @@ def test_what_waits_says_where_it_goes_and_keeps_what_it_is(desk):
     named = came.property_map()
     assert (named["REAL_TOPIC"], named["REAL_QID"], named["KEYS"]) == ("T", "2", "k1 k2")
     same = ("flag", "sys_flag", "born_ms", "born_host", "store_host", "attempts", "body")
-    assert [getattr(came, each) for each in same] == [getattr(waits, each) for each in same]
+    assert [getattr(came, field) for field in same] == [getattr(waits, field) for field in same]
     assert (came.sys_flag, came.born_host, came.attempts) == (BOTH_V6, V6, 7)
     assert (came.prepared_position, came.stored_ms) == (waits.position, desk.now)
     for key in ("a", "k1", "k2"):
@@ -217,7 +217,7 @@ def test_what_waits_says_where_it_goes_and_keeps_what_it_is(desk):
     assert (desk.topic.put_count, desk.topic.put_bytes) == (1, 1)
 
 
-def test_what_was_delayed_before_goes_where_it_is_sent_now(desk):
+def test_stale_destination_properties_of_a_message_are_replaced(desk):
     data = b"REAL_QID\x017\x02UNIQ_KEY\x01a\x02REAL_TOPIC\x01Other\x02X_REAL_TOPIC\x01mine"
     _, waits = desk.put("a", 1, data, DELAY="1")
 
@@ -226,11 +226,11 @@ def test_what_was_delayed_before_goes_where_it_is_sent_now(desk):
     )
     desk.now += 1000
     desk.deliver()
-    assert [each.body for each in desk.came(1)] == [b"a"]
+    assert [message.body for message in desk.came(1)] == [b"a"]
     assert desk.came(0) == desk.came(7, "Other") == []
 
 
-def test_there_must_be_room_for_where_it_goes(desk):
+def test_a_message_without_room_for_its_destination_is_refused(desk):
     room = PROPERTIES_BYTES_MAX - len(records.real_place("T", 0))
     text = b"DELAY\x011\x02UNIQ_KEY\x01a\x02X\x01"
     fits = text + b"." * (room - len(text) - 1) + b"\x02"
@@ -240,10 +240,10 @@ def test_there_must_be_room_for_where_it_goes(desk):
 
     desk.now += 1000
     desk.deliver()
-    assert [each.body for each in desk.came()] == [b"a"]
+    assert [message.body for message in desk.came()] == [b"a"]
 
 
-def test_a_topic_that_is_gone_has_it_when_it_is_made_again(desk):
+def test_a_due_message_of_a_deleted_topic_is_kept_for_its_recreation(desk):
     desk.put("a", 3, DELAY="1")
     desk.topics.remove("T", NOW)
     desk.shelf.forget("T")
@@ -251,23 +251,23 @@ def test_a_topic_that_is_gone_has_it_when_it_is_made_again(desk):
     desk.deliver()
     desk.restart()
 
-    assert [each.body for each in desk.came(3)] == [b"a"]
+    assert [message.body for message in desk.came(3)] == [b"a"]
     assert desk.shelf.found_by_key("k1") == [b"a"]
 
 
-def test_a_topic_that_has_fewer_queues_now_has_it_in_its_first(desk):
+def test_a_due_message_of_a_removed_queue_goes_to_the_first_queue(desk):
     desk.put("a", 3, DELAY="1")
     desk.put("b", 1, DELAY="1")
     desk.topics.put(TopicConfig("T", 2, 2, 6), NOW)
     desk.now += 1000
     desk.deliver()
 
-    assert [each.body for each in desk.came(0)] == [b"a"]
-    assert [each.body for each in desk.came(1)] == [b"b"]
+    assert [message.body for message in desk.came(0)] == [b"a"]
+    assert [message.body for message in desk.came(1)] == [b"b"]
     assert desk.came(3) == []
 
 
-def test_what_does_not_say_where_it_goes_is_refused(desk):
+def test_a_waiting_message_without_a_destination_is_reported_as_damage(desk):
     line = desk.delays.line(0)
     desk.delays.join(
         line, NOW, Unstored(desk.postmark(), 0, b"x", b"UNIQ_KEY\x01x\x02REAL_TOPIC\x01T\x02")
@@ -282,7 +282,7 @@ def test_what_does_not_say_where_it_goes_is_refused(desk):
 
 
 @pytest.mark.parametrize("levels", ["5s 1s", "1h 2h 3h", "1ms 1ms", "10s"])
-def test_other_levels_after_a_restart_make_nobody_early_and_lose_nobody(levels):
+def test_delay_levels_changed_at_a_restart_deliver_none_early_and_lose_none(levels):
     desk = Desk(levels="10s 20s 30s")
     dues = {}
     for round_ in range(3):
@@ -297,14 +297,14 @@ def test_other_levels_after_a_restart_make_nobody_early_and_lose_nobody(levels):
         desk.deliver()
 
     came = desk.came()
-    assert sorted(each.body for each in came) == sorted(dues)
-    for each in came:
-        assert dues[each.body] <= each.stored_ms < dues[each.body] + 1000
+    assert sorted(message.body for message in came) == sorted(dues)
+    for message in came:
+        assert dues[message.body] <= message.stored_ms < dues[message.body] + 1000
     assert desk.schedule.held_back == 0
     desk.shelf.close()
 
 
-def test_with_the_clock_set_back_a_level_s_messages_take_a_line_nobody_has_left(desk):
+def test_with_the_clock_set_back_messages_wait_in_a_line_that_still_takes_them(desk):
     desk.put("a", DELAY="3")
     desk.now += 10_000
     desk.deliver()
@@ -326,7 +326,7 @@ def test_with_the_clock_set_back_a_level_s_messages_take_a_line_nobody_has_left(
     assert desk.schedule.held_back == 0
 
 
-def test_where_everybody_has_left_a_message_waits_for_the_first_of_them(desk):
+def test_with_the_clock_far_back_a_message_is_held_back_until_a_line_takes_it(desk):
     for number in range(WHEEL_LINES):
         line = desk.delays.wheel_line(number)
         desk.shelf.later(b"%d" % number, NOW + 1000 * (WHEEL_LINES - number), line)
@@ -344,35 +344,35 @@ def test_where_everybody_has_left_a_message_waits_for_the_first_of_them(desk):
     desk.restart()
     desk.now = waits.prepared_position - 1
     desk.deliver()
-    assert b"again" not in [each.body for each in desk.came()]
+    assert b"again" not in [message.body for message in desk.came()]
     desk.now += 1
     desk.deliver()
-    assert [each.body for each in desk.came()][-1] == b"again"
-    assert b"late" not in [each.body for each in desk.came()]
+    assert [message.body for message in desk.came()][-1] == b"again"
+    assert b"late" not in [message.body for message in desk.came()]
 
 
 # --- recalled ---
 
 
 @pytest.mark.parametrize("wanted", [{"DELAY": "5"}, {"TIMER_DELAY_SEC": "60"}], ids=str)
-def test_who_is_recalled_never_comes(desk, wanted):
+def test_a_recalled_message_is_never_delivered(desk, wanted):
     due_time, _ = desk.put("a", **wanted)
     desk.put("b", **wanted)
 
     assert desk.recall("a", due_time.due_ms)
-    assert not desk.recall("a", due_time.due_ms)  # As whoever heard no answer asks again.
+    assert not desk.recall("a", due_time.due_ms)  # A producer that got no answer asks again.
     desk.restart()
     assert not desk.recall("a", due_time.due_ms)
 
     desk.now += 70_000
     desk.deliver()
-    assert [each.body for each in desk.came()] == [b"b"]
+    assert [message.body for message in desk.came()] == [b"b"]
     desk.restart()
     desk.deliver()
-    assert [each.body for each in desk.came()] == [b"b"]
+    assert [message.body for message in desk.came()] == [b"b"]
 
 
-def test_who_was_recalled_long_ago_is_not_said_to_have_come(desk):
+def test_a_recall_repeated_long_after_is_not_refused_as_delivered(desk):
     due_time, _ = desk.put("a", DELAY="1")
     desk.put("b", DELAY="2")
     assert desk.recall("a", due_time.due_ms)
@@ -387,10 +387,10 @@ def test_who_was_recalled_long_ago_is_not_said_to_have_come(desk):
         assert not desk.recall("a", due_time.due_ms)
 
     desk.deliver()
-    assert [each.body for each in desk.came()] == [b"b", b"c"]
+    assert [message.body for message in desk.came()] == [b"b", b"c"]
 
 
-def test_who_has_left_is_not_recalled_any_more(desk):
+def test_a_delivered_message_cannot_be_recalled(desk):
     due_time, _ = desk.put("a", DELAY="1")
     desk.now += 1000
     desk.schedule.send(desk.delays.first(desk.now), desk.now)
@@ -402,10 +402,10 @@ def test_who_has_left_is_not_recalled_any_more(desk):
     desk.restart()
     with pytest.raises(IllegalOperation, match="already"):
         desk.recall("a", due_time.due_ms)
-    assert [each.body for each in desk.came()] == [b"a"]
+    assert [message.body for message in desk.came()] == [b"a"]
 
 
-def test_nobody_is_recalled_by_another_s_name(desk):
+def test_a_recall_with_another_id_or_topic_is_refused(desk):
     due_time, _ = desk.put("a", DELAY="3")
     desk.shelf.add(b"a", unique="a")
 
@@ -414,7 +414,7 @@ def test_nobody_is_recalled_by_another_s_name(desk):
             desk.recall(name, due_time.due_ms, topic)
 
 
-def test_a_clock_that_was_set_back_does_not_hide_who_waits(desk):
+def test_a_clock_set_back_does_not_hide_a_waiting_message_from_its_recall(desk):
     desk.now += 30 * DAY_MS
     desk.shelf.put(b"x", at_ms=desk.now)
     desk.shelf.flush()
@@ -427,7 +427,7 @@ def test_a_clock_that_was_set_back_does_not_hide_who_waits(desk):
     assert desk.recall("a", due_time.due_ms)
 
 
-def test_a_producer_that_sent_it_twice_takes_back_both(desk):
+def test_a_recall_takes_back_all_copies_of_a_message(desk):
     due = str(desk.now + 60_000)
     for _ in range(3):
         desk.put("a", TIMER_DELIVER_MS=due)
@@ -440,7 +440,7 @@ def test_a_producer_that_sent_it_twice_takes_back_both(desk):
     assert desk.came() == []
 
 
-def test_all_that_wait_under_one_id_are_taken_back_whatever_their_times(desk):
+def test_a_recall_takes_back_copies_with_different_due_times(desk):
     """A producer that got no answer sends again, and then the delay begins anew."""
     first, _ = desk.put("a", DELAY="1")
     desk.put("a", DELAY="2")
@@ -453,7 +453,7 @@ def test_all_that_wait_under_one_id_are_taken_back_whatever_their_times(desk):
 
 
 @pytest.mark.parametrize("named", [0, 1])
-def test_where_one_of_them_has_left_the_others_do_not_follow(desk, named):
+def test_a_recall_after_one_copy_was_delivered_is_refused_and_stops_the_others(desk, named):
     wishes = [desk.put("a", DELAY=level)[0] for level in ("1", "2")]
     desk.now += 1000
     desk.deliver()
@@ -466,7 +466,7 @@ def test_where_one_of_them_has_left_the_others_do_not_follow(desk, named):
     assert len(desk.came()) == 1
 
 
-def test_who_waits_longer_than_anybody_may_now_can_be_recalled(desk):
+def test_a_message_beyond_a_lowered_longest_delay_can_be_recalled(desk):
     due_time, _ = desk.put("a", TIMER_DELAY_SEC="86400")
     desk.shelf.checkpoint()
     desk.now += 60_000
@@ -475,7 +475,7 @@ def test_who_waits_longer_than_anybody_may_now_can_be_recalled(desk):
     assert desk.recall("a", due_time.due_ms)
 
 
-def test_a_recall_does_not_read_more_than_one_producer_sends_again(desk, monkeypatch):
+def test_a_recall_of_too_many_bytes_with_one_id_is_refused(desk, monkeypatch):
     monkeypatch.setattr("txmq_broker.core.schedule.RECALLED_BYTES_MAX", 5_000)
     body = "a" * 2_000
     due_time, _ = desk.put(body, data=b"UNIQ_KEY\x01a\x02", DELAY="1")
@@ -487,7 +487,7 @@ def test_a_recall_does_not_read_more_than_one_producer_sends_again(desk, monkeyp
         desk.recall("a", due_time.due_ms)
 
 
-def test_too_many_with_one_id_are_not_looked_at(desk, monkeypatch):
+def test_a_recall_of_too_many_messages_with_one_id_is_refused(desk, monkeypatch):
     monkeypatch.setattr("txmq_broker.core.schedule.RECALLED_TOGETHER_MAX", 2)
     due_time, _ = desk.put("a", DELAY="1")
     desk.put("a", DELAY="1")

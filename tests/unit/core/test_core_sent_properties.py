@@ -38,7 +38,7 @@ def test_a_message_is_stored_with_the_name_of_its_cluster():
     assert arrived(UNIQ_KEY="u", a="b")[0] == {"UNIQ_KEY": "u", "a": "b", "CLUSTER": "c1"}
 
 
-def test_a_cluster_that_a_client_claims_is_put_right():
+def test_a_cluster_name_set_by_a_client_is_replaced():
     assert arrived(UNIQ_KEY="u", CLUSTER="other")[0] == {"UNIQ_KEY": "u", "CLUSTER": "c1"}
 
 
@@ -51,11 +51,11 @@ def test_a_cluster_that_a_client_claims_is_put_right():
         "UNIQ_KEY\x01u\x02WAIT\x01true",
     ],
 )
-def test_whether_to_wait_for_the_disk_is_not_stored(text):
+def test_the_wait_property_is_not_stored(text):
     assert examined(text)[0] == {"UNIQ_KEY": "u", "CLUSTER": "c1"}
 
 
-def test_a_message_without_an_id_gets_one():
+def test_a_message_without_a_unique_key_gets_one():
     stored, unique, _, hashes = arrived(a="b")
 
     assert stored["UNIQ_KEY"] == unique == "NEW"
@@ -63,7 +63,7 @@ def test_a_message_without_an_id_gets_one():
 
 
 @pytest.mark.parametrize("text", ["", "a\x01b", "a\x01b\x02"])
-def test_the_last_separator_may_be_missing(text):
+def test_the_last_separator_of_the_properties_can_be_missing(text):
     stored, _, _, _ = examined(text)
 
     assert stored == {**properties.parse(text), "UNIQ_KEY": "NEW", "CLUSTER": "c1"}
@@ -83,31 +83,31 @@ def test_a_message_with_too_many_keys_is_found_by_the_first_of_them():
 
 
 @pytest.mark.parametrize(("tag", "code"), [("A", string_hash("A")), ("", 0)])
-def test_the_tag_goes_into_the_queue_as_javas_hash(tag, code):
+def test_the_tag_is_stored_in_the_queue_as_its_java_hash(tag, code):
     assert arrived(UNIQ_KEY="u", TAGS=tag)[2] == code
 
 
-def test_of_a_property_given_twice_the_last_counts():
+def test_the_last_value_of_a_repeated_property_counts():
     assert examined("UNIQ_KEY\x01u\x02UNIQ_KEY\x01v\x02")[1] == "v"
 
 
 @pytest.mark.parametrize("name", ["a", "UNIQ_KEY", "TAGS", "KEYS", "DELAY", "TRAN_MSG", ""])
 def test_a_property_without_a_value_is_not_stored(name):
-    """It counts for nothing, and whoever looks for one would have to pass thousands of them."""
+    """It has no meaning, and a search for a property would have to pass thousands of them."""
     mark = f"{name}\x01\x02"
     data, *_ = examine(f"{mark * 3}UNIQ_KEY\x01u\x02{mark}b{mark}", CLUSTER, SEED, lambda: "NEW")
 
     assert data.decode() == f"UNIQ_KEY\x01u\x02{CLUSTER}"
 
 
-def test_properties_that_only_look_alike_are_left_alone():
+def test_properties_with_similar_names_are_left_alone():
     stored, unique, tags_code, _ = arrived(UNIQ_KEY="u", MYTAGS="A", WAITING="x", NOTUNIQ_KEY="n")
 
     assert (unique, tags_code) == ("u", 0)
     assert stored["WAITING"] == "x"
 
 
-def test_properties_may_be_as_long_as_a_record_can_say():
+def test_the_length_of_the_properties_is_limited():
     room = PROPERTIES_BYTES_MAX - len("UNIQ_KEY\x01u\x02a\x01\x02" + CLUSTER)
     arrived(UNIQ_KEY="u", a="x" * room)
 
@@ -116,14 +116,14 @@ def test_properties_may_be_as_long_as_a_record_can_say():
 
 
 @pytest.mark.parametrize("value", ["true", "TRUE", "True"])
-def test_a_message_may_say_by_its_properties_alone_that_it_is_a_half_message(value):
+def test_a_message_can_be_a_half_message_by_its_properties_alone(value):
     *_, special = examine(properties.render({"TRAN_MSG": value}), CLUSTER, SEED, lambda: "NEW")
 
     assert terms_of(special).is_marked
 
 
 @pytest.mark.parametrize("name", ["DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"])
-def test_delayed_messages_are_not_taken_yet_and_no_producer_tries_again(name):
+def test_a_message_with_a_delay_property_is_recognised_as_delayed(name):
     with pytest.raises(MessageIllegal, match=name):
         arrived(UNIQ_KEY="u", **{name: "3"})
 
@@ -131,7 +131,7 @@ def test_delayed_messages_are_not_taken_yet_and_no_producer_tries_again(name):
 @pytest.mark.parametrize(
     "values", [{"TRAN_MSG": "false"}, {"DELAY": "0"}, {"TIMER_DELAY_SEC": "0"}]
 )
-def test_a_message_that_only_says_it_is_neither_is_an_ordinary_one(values):
+def test_a_message_with_false_or_zero_properties_is_an_ordinary_message(values):
     assert arrived(UNIQ_KEY="u", **values)[0] == {"UNIQ_KEY": "u", "CLUSTER": "c1", **values}
 
 
@@ -159,7 +159,7 @@ TAGGED = "TAGS\x01A\x02"
         pytest.param([U, V], "DELAY\x013\x02", id="special"),
     ],
 )
-def test_each_message_of_a_batch_is_examined_as_if_it_were_alone(texts, shared):
+def test_each_message_of_a_batch_is_examined_as_a_single_message(texts, shared):
     rules = CLUSTER, SEED, lambda: "NEW"
 
     alone = [examine(properties.join(text, shared), *rules) for text in texts]
@@ -167,7 +167,7 @@ def test_each_message_of_a_batch_is_examined_as_if_it_were_alone(texts, shared):
     assert list(examine_all(texts, shared, *rules)) == alone
 
 
-def test_a_batch_does_not_hide_an_id_that_makes_the_properties_too_long():
+def test_a_batch_with_a_too_long_unique_key_is_refused():
     texts = [U, f"UNIQ_KEY\x01{'x' * PROPERTIES_BYTES_MAX}\x02"]
 
     with pytest.raises(MessageIllegal, match="properties"):
@@ -186,7 +186,7 @@ def half_arrived(text="", group="P"):
     return properties.parse(data.decode()), unique, terms.group, terms.immunity_s
 
 
-def test_a_half_message_is_stored_as_its_producer_describes_it():
+def test_a_half_message_is_stored_with_its_transaction_properties():
     values = {
         "TRAN_MSG": "true", "PGROUP": "P", "UNIQ_KEY": "u", "KEYS": "k l", "TAGS": "A",
         "CHECK_IMMUNITY_TIME_IN_SECONDS": "30",
@@ -204,7 +204,7 @@ def test_a_half_message_is_stored_as_its_producer_describes_it():
 
 
 @pytest.mark.parametrize("text", ["", "a\x01b", "a\x01b\x02"])
-def test_a_half_message_says_what_it_is_and_whose_also_where_only_the_header_did(text):
+def test_a_half_message_declared_by_its_header_gets_the_missing_properties(text):
     stored, unique, group, immunity_s = half_arrived(text)
 
     expected = {**properties.parse(text), "TRAN_MSG": "true", "PGROUP": "P", "UNIQ_KEY": "NEW"}
@@ -212,14 +212,14 @@ def test_a_half_message_says_what_it_is_and_whose_also_where_only_the_header_did
     assert (unique, group, immunity_s) == ("NEW", "P", 0)
 
 
-def test_of_two_groups_that_a_half_message_names_the_last_counts():
+def test_the_last_of_several_groups_of_a_half_message_counts():
     stored, _, group, _ = half_arrived("PGROUP\x01a\x02PGROUP\x01b\x02PGROUP\x01\x02", "c")
 
     assert group == stored["PGROUP"] == "b"
 
 
 @pytest.mark.parametrize(
-    ("said", "seconds"),
+    ("value", "seconds"),
     [
         ("30", 30),
         ("0", 0),
@@ -231,8 +231,8 @@ def test_of_two_groups_that_a_half_message_names_the_last_counts():
         ("9" * 40, None),
     ],
 )
-def test_a_producer_may_say_for_how_long_it_wants_not_to_be_asked(said, seconds):
-    text = f"CHECK_IMMUNITY_TIME_IN_SECONDS\x01{said}\x02"
+def test_a_producer_can_set_the_check_immunity_time(value, seconds):
+    text = f"CHECK_IMMUNITY_TIME_IN_SECONDS\x01{value}\x02"
 
     *_, immunity_s = half_arrived(text)
 
@@ -246,13 +246,13 @@ def test_a_half_message_cannot_be_delayed(name):
 
 
 @pytest.mark.parametrize("value", ["", "0"])
-def test_a_half_message_that_only_says_it_is_not_delayed_is_taken(value):
+def test_a_half_message_with_a_delay_of_zero_is_accepted(value):
     stored, *_ = half_arrived(f"DELAY\x01{value}\x02UNIQ_KEY\x01u\x02")
 
     assert stored["UNIQ_KEY"] == "u"
 
 
-def test_a_half_messages_properties_leave_room_for_what_is_added_when_it_is_delivered():
+def test_the_properties_of_a_half_message_leave_room_for_its_delivery():
     frame = "TRAN_MSG\x01true\x02PGROUP\x01P\x02UNIQ_KEY\x01u\x02a\x01\x02"
     room = PROPERTIES_OF_HALF_MAX - len(frame + CLUSTER)
     half_arrived(frame.replace("a\x01", "a\x01" + "x" * room))
@@ -262,7 +262,7 @@ def test_a_half_messages_properties_leave_room_for_what_is_added_when_it_is_deli
 
 
 @pytest.mark.parametrize("text", ["", f"PGROUP\x01{'g' * 256}\x02"])
-def test_a_groups_name_is_kept_in_memory_and_so_it_has_a_limit(text):
+def test_the_group_name_of_a_half_message_is_limited(text):
     half_arrived(group="g" * 255)
 
     with pytest.raises(MessageIllegal, match="255"):
@@ -270,16 +270,16 @@ def test_a_groups_name_is_kept_in_memory_and_so_it_has_a_limit(text):
 
 
 @pytest.mark.parametrize("mark", ["\x01", "\x02"])
-def test_a_groups_name_cannot_carry_other_properties(mark):
+def test_a_group_name_with_property_separators_is_refused(mark):
     with pytest.raises(MessageIllegal, match="control"):
         half_arrived(group=f"g{mark}UNIQ_KEY")
 
 
-def test_a_half_message_that_only_its_header_declares_may_be_left_alone_for_a_while():
+def test_a_half_message_declared_by_its_header_can_have_an_immunity_time():
     text = "PGROUP\x01P\x02CHECK_IMMUNITY_TIME_IN_SECONDS\x0130\x02"
 
     assert half_arrived(text)[3] == 30
 
 
-def test_the_room_that_is_left_is_enough_for_the_longest_topic_and_queue():
+def test_the_room_left_is_enough_for_the_longest_topic_and_queue():
     assert len(b"\x02" + real_place("x" * 127, 2**31 - 1)) <= 256

@@ -5,7 +5,7 @@ from txmq_broker.core.statistics import DAY_S, HOUR_S, Meter, MidnightTotals, Ra
 
 
 def counted(steps, *, until, each=10.0):
-    """A meter that was looked at every so often and had counted so much each time."""
+    """A meter that is sampled every ``each`` seconds and counts ``steps`` before every sample."""
     meter = Meter()
     now = 0.0
     while now <= until:
@@ -15,7 +15,7 @@ def counted(steps, *, until, each=10.0):
     return meter
 
 
-def test_a_rate_is_what_came_divided_by_the_time_it_took():
+def test_a_rate_is_the_count_divided_by_the_seconds():
     assert Rate(50, 10.0).per_second == 5.0
     assert Rate(50, 0.0).per_second == 0.0
 
@@ -28,14 +28,14 @@ def test_an_even_flow_has_the_same_rate_in_every_window(window):
 
 
 @pytest.mark.parametrize(("window", "total"), [(10.0, 20), (60.0, 70), (600.0, 610)])
-def test_a_sum_reaches_back_to_the_last_look_before_its_window(window, total):
+def test_a_sum_reaches_back_to_the_last_sample_before_its_window(window, total):
     meter = counted(lambda _: 10, until=1000.0)
 
     found = meter.rate(window, 1005.0)
     assert (found.sum, found.seconds) == (total - 10, window + 5.0)
 
 
-def test_what_was_counted_before_the_first_look_is_not_lost():
+def test_counts_before_the_first_sample_are_not_lost():
     meter = Meter()
     meter.total = 30
     assert meter.rate(60.0, 5.0) == Rate(30, 60.0)
@@ -44,7 +44,7 @@ def test_what_was_counted_before_the_first_look_is_not_lost():
     assert meter.rate(60.0, 5.0) == Rate(30, 10.0)
 
 
-def test_a_counter_that_stands_still_fades_from_one_window_after_the_other():
+def test_the_sums_of_an_idle_counter_drop_to_zero_window_by_window():
     meter = counted(lambda now: 10 if now < 100 else 0, until=1000.0)
 
     assert meter.rate(60.0, 1000.0).sum == 0
@@ -52,7 +52,7 @@ def test_a_counter_that_stands_still_fades_from_one_window_after_the_other():
     assert meter.rate(HOUR_S, 1000.0).sum == 100
 
 
-def test_a_counter_that_moves_after_a_long_rest_has_the_rate_of_now():
+def test_a_counter_active_after_a_long_rest_shows_its_current_rate():
     meter = counted(lambda now: 10 if now in (0.0, 1000.0) else 0, until=1000.0)
 
     found = meter.rate(10.0, 1005.0)
@@ -60,7 +60,7 @@ def test_a_counter_that_moves_after_a_long_rest_has_the_rate_of_now():
     assert found.seconds == 15.0
 
 
-def test_a_counter_at_rest_takes_no_more_room():
+def test_an_idle_counter_stores_no_more_samples():
     meter = counted(lambda now: 1 if now == 0 else 0, until=10_000.0)
 
     assert len(meter._minutes._samples) == 2
@@ -72,14 +72,14 @@ def test_rates_are_printed_in_three_windows():
     assert meter.rates_text(1000.0) == "1.0000 1.0000 1.0000"
 
 
-def test_looks_too_close_together_are_not_kept():
+def test_samples_too_close_together_are_not_kept():
     meter = counted(lambda _: 10, until=100.0, each=1.0)
 
     assert len(meter._minutes._samples) < 15
     assert meter.rate(60.0, 100.0).per_second == pytest.approx(10.0)
 
 
-def test_mornings_move_on_with_the_calendar():
+def test_morning_totals_move_on_with_the_calendar():
     mornings = MidnightTotals()
     for day, total in [(1, 0), (1, 50), (2, 60), (2, 80), (3, 100)]:
         mornings.note(day, total)
@@ -87,7 +87,7 @@ def test_mornings_move_on_with_the_calendar():
     assert (mornings.yesterday, mornings.today) == (60, 100)
 
 
-def test_counters_are_made_by_naming_them_and_found_only_then():
+def test_a_counter_is_found_only_after_it_was_created():
     statistics = Statistics()
     assert statistics.find("A", "k") is None
     meter = statistics.meter("A", "k")
@@ -96,7 +96,7 @@ def test_counters_are_made_by_naming_them_and_found_only_then():
     assert statistics.find("A", "k") is meter
 
 
-def test_all_counters_are_looked_at_together():
+def test_all_counters_are_sampled_together():
     statistics = Statistics()
     statistics.meter("BROKER_PUT_NUMS", "").total = 5
     statistics.sample(0.0, day=1)
@@ -109,7 +109,7 @@ def test_all_counters_are_looked_at_together():
     assert statistics.meter("BROKER_PUT_NUMS", "").rate(10.0, 10.0).sum == 2
 
 
-def test_what_topics_counted_is_taken_over_and_outlives_them():
+def test_broker_totals_keep_the_counts_of_deleted_topics():
     topics = Log().topics()
     statistics = Statistics()
     for name, count in (("T", 3), ("U", 4)):
@@ -127,7 +127,7 @@ def test_what_topics_counted_is_taken_over_and_outlives_them():
     assert statistics.meter("BROKER_PUT_SIZE", "").total == 70
 
 
-def test_a_topic_nobody_sent_to_has_no_counter():
+def test_a_topic_without_messages_has_no_counter():
     topics = Log().topics()
     statistics = Statistics()
     statistics.count_puts(topics)
@@ -144,7 +144,7 @@ def test_a_topic_nobody_sent_to_has_no_counter():
         (lambda statistics: statistics.forget_group("g"), "T@g"),
     ],
 )
-def test_only_what_belongs_to_the_forgotten_goes(forget, gone):
+def test_forgetting_a_topic_or_group_removes_only_its_own_counters(forget, gone):
     statistics = Statistics()
     for key in ("T@g", "U@T", "T"):
         statistics.meter("N", key)

@@ -1,4 +1,4 @@
-"""Offsets, locks and admission: small tables, all of it."""
+"""The small tables: offsets, locks and admission."""
 
 import pytest
 
@@ -24,13 +24,13 @@ def offsets():
     return made
 
 
-def test_an_offset_is_what_was_told_last_even_if_it_went_back(offsets):
+def test_the_last_committed_offset_counts_even_if_it_went_back(offsets):
     offsets.put("g", "T", 0, 3)
 
     assert offsets.get("g", "T", 0) == 3
 
 
-def test_an_offset_nobody_told_is_none(offsets):
+def test_an_offset_that_was_never_committed_is_none(offsets):
     assert offsets.get("g", "T", 9) is None
     assert offsets.get("g", "U", 0) is None
     assert offsets.get("x", "T", 0) is None
@@ -45,13 +45,13 @@ def test_offsets_are_found_by_group_and_by_topic(offsets):
     assert dict(offsets.all_of("g")) == {"T": {0: 5, 1: 6}, "%RETRY%g": {0: 1}}
 
 
-def test_what_is_given_out_is_a_copy(offsets):
+def test_the_offsets_that_are_returned_are_a_copy(offsets):
     offsets.queues("g", "T")[0] = 99
 
     assert offsets.get("g", "T", 0) == 5
 
 
-def test_offsets_are_kept_under_the_names_rocketmq_keeps_them(offsets):
+def test_offsets_are_saved_in_the_format_of_rocketmq(offsets):
     saved = offsets.saved()
 
     assert saved.offset_table["T@g"] == {0: 5, 1: 6}
@@ -61,7 +61,7 @@ def test_offsets_are_kept_under_the_names_rocketmq_keeps_them(offsets):
     assert not again.unsaved
 
 
-def test_a_group_is_forgotten_everywhere(offsets):
+def test_forgetting_a_group_removes_its_offsets_in_all_topics(offsets):
     offsets.unsaved = False
     offsets.forget_group("x")
     assert not offsets.unsaved
@@ -72,7 +72,7 @@ def test_a_group_is_forgotten_everywhere(offsets):
     assert offsets.get("h", "T", 0) == 2
 
 
-def test_a_topic_is_forgotten_for_everybody(offsets):
+def test_forgetting_a_topic_removes_its_offsets_of_all_groups(offsets):
     offsets.unsaved = False
     offsets.forget_topic("x")
     assert not offsets.unsaved
@@ -93,7 +93,7 @@ def locks():
     return made
 
 
-def test_a_queue_is_had_by_one_client_and_the_answer_is_what_it_has(locks):
+def test_a_queue_is_locked_by_one_client_at_a_time(locks):
     assert locks.lock("g", "b", [Q0, Q2], 1.0) == [Q2]
     assert locks.lock("g", "a", [Q0, Q2], 1.0) == [Q0]
 
@@ -102,25 +102,25 @@ def test_groups_do_not_lock_each_other_out(locks):
     assert locks.lock("h", "b", [Q0], 1.0) == [Q0]
 
 
-def test_a_lock_nobody_renews_may_be_taken_after_a_minute(locks):
+def test_a_lock_that_is_not_renewed_can_be_taken_after_a_minute(locks):
     assert locks.lock("g", "b", [Q0], EXPIRY_S) == []
     assert locks.lock("g", "b", [Q0], EXPIRY_S + 0.1) == [Q0]
 
 
-def test_a_renewed_lock_lives_on(locks):
+def test_a_renewed_lock_does_not_expire(locks):
     locks.lock("g", "a", [Q0], 40.0)
 
     assert locks.lock("g", "b", [Q0, Q1], EXPIRY_S + 1) == [Q1]
 
 
-def test_only_who_has_a_queue_can_give_it_back(locks):
+def test_only_the_holder_of_a_lock_can_release_it(locks):
     locks.unlock("g", "b", [Q0])
     assert locks.lock("g", "b", [Q0], 1.0) == []
     locks.unlock("g", "a", [Q0, Q2])
     assert locks.lock("g", "b", [Q0, Q1], 1.0) == [Q0]
 
 
-def test_giving_back_what_nobody_has_is_harmless(locks):
+def test_unlocking_a_queue_that_is_not_locked_is_harmless(locks):
     locks.unlock("x", "a", [Q0])
     locks.unlock("g", "a", [Q0, Q1])
     locks.unlock("g", "a", [Q0, Q1])
@@ -128,7 +128,7 @@ def test_giving_back_what_nobody_has_is_harmless(locks):
     assert locks.lock("g", "b", [Q0, Q1], 1.0) == [Q0, Q1]
 
 
-def test_who_says_goodbye_gives_back_all_it_has_in_that_group(locks):
+def test_unregistering_releases_all_locks_of_the_client_in_that_group(locks):
     locks.lock("g", "b", [Q2], 1.0)
     locks.lock("h", "a", [Q0], 1.0)
     locks.release("g", "a")
@@ -138,7 +138,7 @@ def test_who_says_goodbye_gives_back_all_it_has_in_that_group(locks):
     assert locks.lock("h", "c", [Q0], 2.0) == []
 
 
-def test_locks_nobody_renews_are_forgotten(locks):
+def test_locks_that_are_not_renewed_are_removed(locks):
     locks.lock("g", "b", [Q2], 30.0)
     locks.lock("h", "a", [Q0], 0.0)
     locks.expire(EXPIRY_S + 1)
@@ -149,11 +149,11 @@ def test_locks_nobody_renews_are_forgotten(locks):
 # Admission
 
 
-def test_sends_are_taken_while_nothing_speaks_against_it():
+def test_sends_are_accepted_while_there_is_no_cause_to_refuse():
     assert not Admission().reasons
 
 
-def test_every_reason_against_sends_is_told_until_all_are_gone():
+def test_causes_of_refusal_are_listed_until_they_are_cleared():
     admission = Admission()
     assert admission.set_cause("disk", "the disk is full")
     assert not admission.set_cause("disk", "the disk is fuller")
@@ -167,7 +167,7 @@ def test_every_reason_against_sends_is_told_until_all_are_gone():
     assert not admission.reasons
 
 
-def test_ranges_of_skipped_messages_are_limited_and_a_known_one_is_no_further_one(monkeypatch):
+def test_the_number_of_skipped_ranges_is_limited_and_repeats_do_not_count(monkeypatch):
     monkeypatch.setattr("txmq_broker.core.offsets.SKIPS_MAX", 2)
     offsets = Offsets()
     offsets.skip_damaged("g", "T", 0, 5, 5)

@@ -22,18 +22,18 @@ def topics():
 
 
 @pytest.mark.parametrize("name", ["T", "%RETRY%g", "a|b-c_9", "x" * 127])
-def test_a_name_of_legal_characters_is_taken(name):
+def test_a_topic_name_of_legal_characters_is_accepted(name):
     check_name(name)
 
 
 @pytest.mark.parametrize("name", ["", " ", "a b", "a.b", "a@b", "täg", "T\n", "x" * 128])
-def test_any_other_name_is_refused_with_the_code_rocketmq_gives(name):
+def test_an_illegal_topic_name_is_refused(name):
     with pytest.raises(InternalError):
         check_name(name)
 
 
-def test_every_broker_has_the_topics_it_needs(topics):
-    assert {each.name for each in topics} == {
+def test_every_broker_has_the_system_topics(topics):
+    assert {known.name for known in topics} == {
         "TBW102",
         "SELF_TEST_TOPIC",
         "BenchmarkTest",
@@ -55,16 +55,16 @@ def test_every_broker_has_the_topics_it_needs(topics):
     assert topics.get("TBW102").config.write_queue_nums == 8
 
 
-def test_without_auto_creation_there_is_no_template():
+def test_with_auto_creation_off_there_is_no_template_topic():
     settings = BrokerSettings(topics=TopicDefaults(auto_create=False))
 
-    names = {each.topic_name for each in system_topics(settings)}
+    names = {config.topic_name for config in system_topics(settings)}
 
     assert "TBW102" not in names
-    assert "RMQ_SYS_TRACE_TOPIC" in names  # Whoever traces does not go without.
+    assert "RMQ_SYS_TRACE_TOPIC" in names  # Tracing clients need it.
 
 
-def test_what_was_saved_is_there_again_and_goes_before_what_must_be_there():
+def test_saved_topics_are_loaded_and_override_built_in_ones():
     log = Log()
     saved = TopicConfigs(DataVersion(5, 6), {"T": topic("T", 3), "c1": topic("c1", 2)})
     topics = Topics(log.store, TopicDefaults())
@@ -75,24 +75,24 @@ def test_what_was_saved_is_there_again_and_goes_before_what_must_be_there():
     assert topics.is_system("c1")
 
 
-def test_a_topic_that_must_be_there_and_is_not_is_an_error(topics):
+def test_getting_an_unknown_topic_is_an_error(topics):
     assert topics.by_name.get("T") is None
     with pytest.raises(TopicNotFound):
         topics.get("T")
 
 
 @pytest.mark.parametrize("name", [*CLOSED, "TBW102", "c1", "rmq_sys_anything"])
-def test_the_brokers_own_topics_are_known_as_such(topics, name):
+def test_system_topics_are_recognised(topics, name):
     assert topics.is_system(name)
 
 
-def test_a_users_topic_is_nobody_elses(topics):
+def test_a_topic_of_a_user_is_not_a_system_topic(topics):
     topics.put(topic("T"), NOW_MS)
 
     assert not topics.is_system("T")
 
 
-def test_every_change_is_a_new_state(topics):
+def test_every_change_raises_the_data_version(topics):
     topics.put(topic("T"), NOW_MS)
     topics.put(topic("T", 8), NOW_MS + 1)
     topics.remove("T", NOW_MS + 2)
@@ -100,7 +100,7 @@ def test_every_change_is_a_new_state(topics):
     assert topics.version == DataVersion(timestamp=NOW_MS + 2, counter=3)
 
 
-def test_a_change_keeps_the_topic_and_its_queues(topics):
+def test_a_change_keeps_the_topic_object_and_its_queues(topics):
     before = topics.put(topic("T", 4), NOW_MS)
     queues = before.queues
     after = topics.put(topic("T", 2, write=6), NOW_MS)
@@ -111,7 +111,7 @@ def test_a_change_keeps_the_topic_and_its_queues(topics):
 
 
 @pytest.mark.parametrize(("read", "write"), [(0, 0), (-1, 4), (4, -1), (4097, 4), (4, 4097)])
-def test_a_number_of_queues_that_cannot_be_is_refused(topics, read, write):
+def test_an_invalid_number_of_queues_is_refused(topics, read, write):
     with pytest.raises(InternalError):
         topics.put(TopicConfig("T", read, write), NOW_MS)
 
@@ -119,7 +119,7 @@ def test_a_number_of_queues_that_cannot_be_is_refused(topics, read, write):
 
 
 @pytest.mark.parametrize(("read", "write"), [(0, 1), (1, 0), (4096, 4096)])
-def test_either_number_may_be_none_while_a_topic_shrinks(topics, read, write):
+def test_the_read_or_write_queues_alone_can_be_zero(topics, read, write):
     assert len(topics.put(TopicConfig("T", read, write), NOW_MS).queues) == max(read, write)
 
 
@@ -128,7 +128,7 @@ def test_a_topic_with_an_illegal_name_cannot_be_put(topics):
         topics.put(topic("a b"), NOW_MS)
 
 
-def test_a_topic_is_removed_once_and_what_it_counted_stays(topics):
+def test_removing_a_topic_keeps_its_counts_in_the_totals(topics):
     gone = topics.put(topic("T"), NOW_MS)
     gone.put_count, gone.put_bytes = 3, 40
 
@@ -141,7 +141,9 @@ def test_a_topic_is_removed_once_and_what_it_counted_stays(topics):
     ("perm", "readable", "writeable"),
     [(6, True, True), (4, True, False), (2, False, True), (0, False, False)],
 )
-def test_permissions_say_who_may_do_what(topics, perm, readable, writeable):
+def test_the_permission_decides_whether_a_topic_is_readable_and_writeable(
+    topics, perm, readable, writeable
+):
     made = topics.put(topic("T", perm=perm), NOW_MS)
 
     assert (made.is_readable, made.is_writeable) == (readable, writeable)
@@ -151,28 +153,28 @@ def test_permissions_say_who_may_do_what(topics, perm, readable, writeable):
 
 
 @pytest.mark.parametrize(("wanted", "made"), [(4, 4), (8, 8), (9, 8), (1, 1), (0, 1), (-3, 1)])
-def test_a_topic_gets_what_the_client_wants_up_to_what_the_template_has(topics, wanted, made):
+def test_a_created_topic_has_no_more_queues_than_its_template(topics, wanted, made):
     new = topics.put(topics.config_for_sending("T", "TBW102", wanted), NOW_MS)
 
     config = new.config
     assert (config.read_queue_nums, config.write_queue_nums, config.perm) == (made, made, 6)
 
 
-def test_any_topic_with_the_right_to_pass_on_its_settings_is_a_template(topics):
+def test_any_topic_with_the_inherit_permission_is_a_template(topics):
     topics.put(topic("mine", 2, perm=5), NOW_MS)
 
     assert topics.put(topics.config_for_sending("T", "mine", 4), NOW_MS).config.perm == 4
 
 
 @pytest.mark.parametrize("template", ["no such topic", "BenchmarkTest"])
-def test_without_a_template_that_may_be_copied_no_topic_is_made(topics, template):
+def test_without_a_usable_template_no_topic_is_created(topics, template):
     with pytest.raises(TopicNotFound):
         topics.put(topics.config_for_sending("T", template, 4), NOW_MS)
 
     assert topics.by_name.get("T") is None
 
 
-def test_without_auto_creation_a_template_left_from_before_makes_no_topic():
+def test_with_auto_creation_off_a_leftover_template_creates_no_topic():
     topics = Log().topics()
     topics.defaults = TopicDefaults(auto_create=False)
 
@@ -181,7 +183,7 @@ def test_without_auto_creation_a_template_left_from_before_makes_no_topic():
     assert topics.put(topics.config_for_sending("T", "c1", 4), NOW_MS).name == "T"
 
 
-def test_no_topic_with_an_illegal_name_is_made(topics):
+def test_a_topic_with_an_illegal_name_is_not_created(topics):
     with pytest.raises(InternalError):
         topics.put(topics.config_for_sending("a b", "TBW102", 4), NOW_MS)
 
@@ -190,26 +192,26 @@ def test_no_topic_with_an_illegal_name_is_made(topics):
 
 
 @pytest.mark.parametrize("name", CLOSED)
-def test_clients_may_not_send_to_the_brokers_own_topics_there_or_not(topics, name):
+def test_clients_cannot_send_to_system_topics(topics, name):
     with pytest.raises(NoPermission):
         topics.for_sending(name)
 
 
-def test_clients_may_not_send_to_a_topic_closed_for_writing(topics):
+def test_clients_cannot_send_to_a_topic_without_write_permission(topics):
     topics.put(topic("T", perm=4), NOW_MS)
 
     with pytest.raises(NoPermission):
         topics.for_sending("T")
 
 
-def test_an_unknown_topic_is_nothing_to_send_to_yet(topics):
+def test_an_unknown_topic_can_be_sent_to_only_once_it_is_created(topics):
     assert topics.for_sending("T") is None
     made = topics.put(topic("T"), NOW_MS)
     assert topics.for_sending("T") is made
 
 
-def test_what_needs_no_second_look_is_at_hand(topics):
-    """Retry topics need one: their group must exist."""
+def test_only_writeable_ordinary_topics_are_listed_as_sendable(topics):
+    """Retry topics need a second look: their group must exist."""
     topics.put(topic("T"), NOW_MS)
     topics.put(topic("closed", perm=4), NOW_MS)
     topics.put(config_for_group("%RETRY%g", 1), NOW_MS)
@@ -228,7 +230,7 @@ def test_what_needs_no_second_look_is_at_hand(topics):
 # What could not be saved
 
 
-def test_what_was_not_saved_can_be_undone(topics):
+def test_unsaved_changes_can_be_undone(topics):
     topics.put(topic("changed", 4), NOW_MS)
     topics.put(topic("removed", 2), NOW_MS)
     topics.settle()
@@ -244,7 +246,7 @@ def test_what_was_not_saved_can_be_undone(topics):
     assert "made" not in topics.sendable
 
 
-def test_what_was_saved_stays(topics):
+def test_saved_changes_are_not_undone(topics):
     topics.put(topic("T"), NOW_MS)
     topics.settle()
     topics.undo()

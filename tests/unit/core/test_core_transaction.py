@@ -28,11 +28,11 @@ EVERY_PAIR = [
 
 
 @pytest.mark.parametrize(("state", "event", "target"), EVERY_PAIR)
-def test_an_event_leads_where_the_table_says(state, event, target):
+def test_each_event_leads_to_the_state_of_the_table(state, event, target):
     assert STEPS.get((state, event)) is target
 
 
-def test_every_pair_of_state_and_event_is_thought_of():
+def test_the_table_covers_every_pair_of_state_and_event():
     pairs = [pair[:2] for pair in EVERY_PAIR]
 
     assert sorted(pairs, key=str) == sorted(itertools.product(State, Event), key=str)
@@ -40,7 +40,7 @@ def test_every_pair_of_state_and_event_is_thought_of():
 
 
 @pytest.mark.parametrize("length", range(5))
-def test_a_decision_is_never_left_whatever_comes(length):
+def test_a_decided_state_is_never_left(length):
     for events in itertools.product(Event, repeat=length):
         state, decided = PREPARED, None
         for event in events:
@@ -50,7 +50,7 @@ def test_a_decision_is_never_left_whatever_comes(length):
             assert decided in (None, state)
 
 
-def test_nobody_decides_by_saying_nothing():
+def test_running_out_of_checks_only_parks():
     assert all(target is PARKED for (_, event), target in STEPS.items() if event is EXHAUSTED), (
         "running out of checks presumes nothing"
     )

@@ -11,7 +11,7 @@ EIGHT = frozenset(range(8))
 
 
 class Sequence:
-    """Syncs one after the other, in which all clients that were answered return or do not."""
+    """Consecutive syncs, after which all answered clients return or none does."""
 
     def __init__(self):
         self.returning = ReturningClients()
@@ -25,7 +25,7 @@ class Sequence:
         assert not self.returning.goes_on(EIGHT, self.now)
 
     def try_both(self, plain, awaited):
-        """Let plain syncs, and those that wait, answer so many clients each."""
+        """Run plain syncs, and syncs that wait, that answer these numbers of clients."""
         for _ in range(TRIAL):
             assert not self.returning.is_awaiting
             self.sync(range(plain))
@@ -44,7 +44,7 @@ def test_waiting_is_kept_only_if_it_answers_more_clients(awaited, is_kept):
         syncs.all_return()
 
 
-def test_both_ways_are_compared_again():
+def test_waiting_and_plain_syncs_are_compared_again_later():
     syncs = Sequence()
     syncs.try_both(4, 8)
     syncs.all_return()
@@ -92,7 +92,7 @@ def test_one_client_alone_never_waits():
     assert syncs.sync([3], [4])
 
 
-def test_a_client_alone_leaves_the_better_way_for_several_as_it_was():
+def test_a_single_client_does_not_change_the_choice_made_for_several():
     syncs = waiting()
     for _ in range(5000):
         syncs.all_return()
@@ -100,7 +100,7 @@ def test_a_client_alone_leaves_the_better_way_for_several_as_it_was():
     assert syncs.sync(EIGHT)
 
 
-def test_a_comparison_that_a_client_alone_interrupts_begins_again():
+def test_a_comparison_interrupted_by_a_single_client_begins_again():
     syncs = Sequence()
     for _ in range(TRIAL // 2):
         syncs.sync(range(4))
@@ -111,7 +111,7 @@ def test_a_comparison_that_a_client_alone_interrupts_begins_again():
     assert syncs.sync(EIGHT)
 
 
-def test_a_wait_ends_when_the_last_client_returns_or_the_patience_does():
+def test_a_wait_ends_when_the_last_client_returns_or_after_a_timeout():
     syncs = waiting()
     assert syncs.returning.goes_on(EIGHT - {5}, syncs.now + SYNC_S / 2)
     assert not syncs.returning.goes_on({5}, syncs.now + SYNC_S / 2)
@@ -121,7 +121,7 @@ def test_a_wait_ends_when_the_last_client_returns_or_the_patience_does():
     assert not syncs.returning.is_awaiting
 
 
-def test_a_wait_ends_though_the_clock_stands_still():
+def test_a_wait_ends_even_if_the_clock_stands_still():
     syncs = waiting()
     turns = 0
     while syncs.returning.goes_on({1}, syncs.now):

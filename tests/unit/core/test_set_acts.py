@@ -20,12 +20,12 @@ def member_for(act, name, found=None, *, allow_refused_sends=False):
 
 
 @pytest.mark.parametrize("name", ["m3", M3])
-def test_a_member_is_named_by_either_of_its_names(name):
+def test_a_member_can_be_given_by_its_short_or_its_full_name(name):
     assert member_for(HAND_OVER, name) == M3
     assert member_for(REMOVE, name) == "m3"
 
 
-def test_of_two_directories_the_one_in_sync_is_meant():
+def test_an_ambiguous_name_means_the_directory_in_sync():
     members = (M1, M2, M3, M3_WIPED)
     assert member_for(HAND_OVER, "m3", known(members=members)) == M3
     with pytest.raises(InvalidParameter, match=f"m3 is ambiguous; name one of {M3}, {M3_WIPED}"):
@@ -48,17 +48,17 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("act", "name"), REFUSED)
-def test_a_refusal_says_why(act, name):
+def test_each_refused_act_states_its_reason(act, name):
     with pytest.raises((IllegalOperation, InvalidParameter), match=REFUSED[act, name]):
         member_for(act, name)
 
 
-def test_a_member_that_is_not_in_sync_does_not_lead():
+def test_a_member_that_is_not_in_sync_cannot_lead():
     with pytest.raises(IllegalOperation, match=f"{M3} is not in sync.*in sync: {M2}$"):
         member_for(HAND_OVER, "m3", known((M2,)))
 
 
-def test_a_removal_leaves_enough_copies_unless_an_operator_accepts_less():
+def test_a_removal_that_leaves_too_few_copies_needs_consent():
     strict = known((M2,), min_in_sync=2)
     assert member_for(REMOVE, "m3", strict) == "m3"
     with pytest.raises(IllegalOperation, match="1 of 2 copies would be in sync"):

@@ -1,4 +1,4 @@
-"""What exceptions of databases say, and how sure a commit is that failed with one."""
+"""How exceptions of databases are classified, and whether a failed commit is settled."""
 
 import sqlite3
 
@@ -15,13 +15,13 @@ def of_postgres(sqlstate):
 
 
 def of_mysql(number, sqlstate=None):
-    """Newer drivers carry the SQLSTATE, too, which says less than the number."""
+    """Newer drivers also have the SQLSTATE, which is less precise than the number."""
     raised = type("DriverError", (Exception,), {"sqlstate": sqlstate})(number, "said the server")
     return OperationalError("SELECT 1", {}, raised)
 
 
 def of_mariadb(number, sqlstate):
-    """One driver has the number behind a name."""
+    """One driver has the number in an attribute."""
     raised = type("DriverError", (Exception,), {})("said the server")
     raised.errno, raised.sqlstate = number, sqlstate
     return OperationalError("SELECT 1", {}, raised)
@@ -92,33 +92,33 @@ def of_sqlite(name, text=""):
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
 )
-def test_what_an_exception_says(problem, expected, settled):
+def test_an_exception_is_classified_by_its_code(problem, expected, settled):
     assert failure(problem) is expected
     assert is_settled(problem) is settled
 
 
 @pytest.mark.parametrize("sqlstate", ["40001", "23505", "57P01"])
-def test_what_it_says_wrapped_by_sqlalchemy(sqlstate):
+def test_an_exception_wrapped_by_sqlalchemy_is_classified_like_the_original(sqlstate):
     plain = of_postgres(sqlstate)
 
     assert failure(OperationalError("SELECT 1", {}, plain)) is failure(plain)
 
 
-def test_a_face_of_an_asyncio_driver_keeps_what_that_raised_as_the_cause():
+def test_an_asyncio_driver_exception_is_classified_by_its_cause():
     face = Exception("face")
     face.__cause__ = of_postgres("40001")
 
     assert failure(DBAPIError("COMMIT", {}, face)) is Failure.RETRY
 
 
-def test_what_broke_a_connection_is_never_settled():
+def test_an_error_that_invalidated_the_connection_is_never_settled():
     broke = OperationalError("COMMIT", {}, of_postgres("40001"), connection_invalidated=True)
 
     assert failure(broke) is Failure.LOST
     assert not is_settled(broke)
 
 
-def test_its_words_are_one_line_without_the_statement():
+def test_the_text_of_an_exception_is_one_line_without_the_statement():
     raised = psycopg.OperationalError("connection failed: refused\n\tIs the server running?")
     assert words(raised) == "connection failed: refused"
     assert words(OperationalError("SELECT 1", {}, raised)) == "connection failed: refused"

@@ -1,4 +1,4 @@
-"""Databases that no guard and no resource can use."""
+"""Databases that neither guards nor resources can use."""
 
 import pytest
 from sqlalchemy import NullPool, create_engine
@@ -21,6 +21,6 @@ def test_an_in_memory_database_of_sqlite_is_refused_by_name(path):
         UniqueKeyTable(sessionmaker(create_engine(url, poolclass=NullPool)))
 
 
-def test_so_is_one_of_asyncio():
+def test_an_in_memory_database_of_aiosqlite_is_refused():
     with pytest.raises(ConfigError, match="in-memory SQLite database"):
         SQLResource(create_async_engine("sqlite+aiosqlite://"))

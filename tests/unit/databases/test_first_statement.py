@@ -1,4 +1,4 @@
-"""Which statements may travel with their BEGIN, and how libpq receives them."""
+"""Which statements can be sent with their BEGIN, and how libpq receives them."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from txmq.databases.postgres import FirstStatement, PsycopgForms
 from txmq.transaction.resources import Fence
 
 
-def test_a_claim_of_the_fence_may_travel_with_its_begin():
+def test_a_claim_of_the_fence_can_be_sent_with_its_begin():
     claim = Fence().claims["postgresql"]
     given = {"of_xid": "x", "as_outcome": 1, "by_owner": "g", "known": "k", "born_ms": 5}
     words, values = PsycopgForms().of(claim, given)
@@ -18,7 +18,7 @@ def test_a_claim_of_the_fence_may_travel_with_its_begin():
     assert first.values(values) == [b"x", b"1", b"g", b"k", b"5"]
 
 
-def test_a_value_that_is_used_twice_has_one_number():
+def test_a_value_used_twice_has_one_placeholder_number():
     first = FirstStatement.of("INSERT INTO t SELECT %(a)s::TEXT, %(b)s::INT, %(a)s::TEXT, 5 %% 2")
 
     assert first.words == b"INSERT INTO t SELECT $1::TEXT, $2::INT, $1::TEXT, 5 % 2"
@@ -33,7 +33,7 @@ def test_a_value_that_is_used_twice_has_one_number():
         "SELECT %(a)s::TEXT",
     ],
 )
-def test_other_statements_travel_alone(words):
+def test_other_statements_are_not_sent_with_their_begin(words):
     assert FirstStatement.of(words) is None
 
 

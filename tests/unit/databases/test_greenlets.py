@@ -25,7 +25,7 @@ def wait_turns(count, result):
     return await_only(wait())
 
 
-def test_functions_await_in_one_greenlet_until_the_last_one():
+def test_functions_run_in_one_greenlet_until_the_last_one():
     async def play():
         one = standing()
         first = await one.run(lambda: (wait_turns(3, "a"), greenlet.getcurrent()))

@@ -60,7 +60,7 @@ class Client:
     # Asking
 
     def asking(self, code, header=None, *, body=b"", kind=JSON, oneway=False, version=None):
-        """Ask; the answer is awaited by whoever awaits what this returns."""
+        """Ask, and return a future of the answer."""
         assert self.connection.is_open
         waiter = PendingResponse(asyncio.get_running_loop().create_future())
         waiter.future.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -86,7 +86,7 @@ class Client:
         return (await self.ask(code, header, **given)).code
 
     async def is_silent(self, code, header=None, **given):
-        """Whether nothing has answered by the time something asked later is answered."""
+        """Whether a request is still unanswered when a later request is answered."""
         unanswered = self.asking(code, header, **given)
         await self.ask(RequestCode.GET_ALL_TOPIC_CONFIG)
         return not unanswered.done()
@@ -94,7 +94,7 @@ class Client:
     # Being asked
 
     async def heard(self, code):
-        """The next request of the broker's, which must have this code."""
+        """The next request from the broker; it must have this code."""
         async with asyncio.timeout(PATIENCE_S):
             request = await self.inbox.get()
         assert request.code == code
@@ -121,14 +121,14 @@ class Client:
             self.asking(RequestCode.SEND_MESSAGE, header, body=b"%d" % number)
             for number in range(count)
         ]
-        for each in await asyncio.gather(*sent):
-            assert each.code == 0
+        for answer in await asyncio.gather(*sent):
+            assert answer.code == 0
 
     async def pull(self, topic, offset=0, **given):
         return pulled(await self.ask(RequestCode.PULL_MESSAGE, pulling(topic, offset, **given)))
 
     async def beat(self, *consumers, producers=(), version=None):
-        beat = Heartbeat(self.name, [ProducerRegistration(each) for each in producers], consumers)
+        beat = Heartbeat(self.name, [ProducerRegistration(group) for group in producers], consumers)
         return await self.ok(RequestCode.HEART_BEAT, body=beat.write(), version=version)
 
     async def commit(self, group, topic, queue, offset):
@@ -148,7 +148,7 @@ class Client:
 
 
 class Inbox(asyncio.Queue):
-    """Requests of the broker's, and the answers they get: by default none."""
+    """Requests from the broker, and the replies to them: by default none."""
 
     def __init__(self):
         super().__init__()
@@ -161,7 +161,7 @@ class Inbox(asyncio.Queue):
 
 
 class Stage:
-    """A broker and whoever talks to it."""
+    """A broker and its clients."""
 
     def __init__(self, broker, clock, connect, world):
         self.broker = broker
@@ -235,7 +235,7 @@ class Pulled:
         self.code = answer.code
         self.remark = answer.remark
         self.records = list(records.unpack_all(answer.body))
-        self.bodies = [each.body for each in self.records]
+        self.bodies = [record.body for record in self.records]
         self.bounds = answer.read(PullAnswer) if answer.code in (0, 19, 20, 21) else None
         self.next = self.bounds and self.bounds.next_begin_offset
 
@@ -252,9 +252,9 @@ def consumer(group="group", *topics, model="CLUSTERING", **tags):
 
 
 def subscription(topic, text="*", *, version=1, kind="TAG"):
-    words = [] if text == "*" else [each.strip() for each in text.split("||")]
+    words = [] if text == "*" else [word.strip() for word in text.split("||")]
     return SubscriptionData(
-        topic, text, words, [string_hash(each) for each in words], version, kind
+        topic, text, words, [string_hash(word) for word in words], version, kind
     )
 
 
@@ -265,8 +265,8 @@ def queue(topic, number=0, broker="broker-a"):
 def in_world(main, settings=SETTINGS, *, restarted=None, within=3600.0):
     """Run a coroutine function of a :class:`Stage` in a world where waiting takes no time.
 
-    Where it waits for more than two minutes it needs new clients: idle connections are closed.
-    After it ``restarted`` runs, with a new broker on what the first one has left on its disk.
+    A test that waits for over two minutes needs new clients: idle connections are closed.
+    Then ``restarted`` runs, with a new broker on the disk that the first one left.
     """
     mains = [main] if restarted is None else [main, restarted]
 

@@ -34,7 +34,7 @@ def conf(tmp_path):
     return read
 
 
-def test_the_largest_body(conf):
+def test_max_message_size_limits_single_messages_and_batches(conf):
     async def main(stage):
         client = await stage.client()
         await client.topic("T")
@@ -48,7 +48,7 @@ def test_the_largest_body(conf):
 
 
 @pytest.mark.parametrize(("asked", "made"), [(4, 3), (2, 2)])
-def test_how_many_queues_a_topic_gets_that_is_made_by_sending(conf, asked, made):
+def test_default_topic_queue_nums_limits_the_queues_of_a_topic_created_by_a_send(conf, asked, made):
     async def main(stage):
         client = await stage.client()
         await client.ok(SEND, sending("T", queues=asked), body=b"x")
@@ -57,7 +57,7 @@ def test_how_many_queues_a_topic_gets_that_is_made_by_sending(conf, asked, made)
     in_world(main, conf("defaultTopicQueueNums=3"))
 
 
-def test_another_number_of_queues_counts_from_the_next_start(conf):
+def test_a_changed_default_number_of_queues_takes_effect_at_the_next_start(conf):
     async def main(life):
         await life.stop()
         life.settings = replace(life.settings, topics=conf("defaultTopicQueueNums=3").topics)
@@ -69,7 +69,7 @@ def test_another_number_of_queues_counts_from_the_next_start(conf):
     in_lives(main, conf("defaultTopicQueueNums=16"))
 
 
-def test_topics_and_groups_that_must_be_made_first(conf):
+def test_with_auto_creation_off_unknown_topics_and_groups_are_refused(conf):
     async def main(stage):
         client = await stage.client()
         assert await client.code_of(SEND, sending("T"), body=b"x") == NO_TOPIC
@@ -80,7 +80,7 @@ def test_topics_and_groups_that_must_be_made_first(conf):
     in_world(main, conf("autoCreateTopicEnable=false", "autoCreateSubscriptionGroup=false"))
 
 
-def test_old_files_are_deleted_in_the_hour_that_is_named(conf):
+def test_old_files_are_deleted_only_in_the_hour_named_by_delete_when(conf):
     now = datetime.fromtimestamp(EPOCH_MS / 1000)
     to_the_hour = 3600 - now.minute * 60 - now.second
 
@@ -100,7 +100,7 @@ def test_old_files_are_deleted_in_the_hour_that_is_named(conf):
     in_world(main, conf(*lines, "mapedFileSizeCommitLog=16777216"), within=4 * 3600.0)
 
 
-def test_the_table_of_delay_levels(conf):
+def test_message_delay_level_sets_the_delay_of_each_level(conf):
     settings = conf("messageDelayLevel = 2s 3m 1d")
     assert settings.delay.levels_ms() == (2_000, 180_000, 86_400_000)
 
@@ -125,7 +125,7 @@ def held(topic, offset):
 
 
 @pytest.mark.parametrize(("flush", "is_left"), [("SYNC_FLUSH", True), ("ASYNC_FLUSH", False)])
-def test_what_an_answer_is_worth_when_the_power_fails(conf, flush, is_left):
+def test_a_confirmed_message_survives_a_power_cut_only_with_sync_flush(conf, flush, is_left):
     async def main(life):
         client = await life.client()
         await client.topic("T")
@@ -148,7 +148,7 @@ def test_what_an_answer_is_worth_when_the_power_fails(conf, flush, is_left):
         ((), 20.0),
     ],
 )
-def test_how_long_a_pull_waits_where_nothing_comes(conf, lines, seconds):
+def test_a_pull_of_an_empty_queue_is_held_as_the_polling_settings_say(conf, lines, seconds):
     async def main(stage):
         client = await stage.client()
         await client.topic("T")
@@ -173,7 +173,7 @@ def test_long_polling_can_be_switched_off_while_the_broker_runs(conf):
 
 
 @pytest.mark.parametrize(("value", "code"), [("true", OK), ("false", NO_TOPIC)])
-def test_the_topic_of_traces(conf, value, code):
+def test_trace_topic_enable_creates_the_trace_topic(conf, value, code):
     async def main(stage):
         client = await stage.client()
         assert await client.code_of(SEND, sending("RMQ_SYS_TRACE_TOPIC"), body=b"x") == code
@@ -181,7 +181,7 @@ def test_the_topic_of_traces(conf, value, code):
     in_world(main, conf(f"traceTopicEnable={value}", "autoCreateTopicEnable=false"))
 
 
-def test_half_messages_that_are_not_wanted(conf):
+def test_reject_transaction_message_refuses_half_messages(conf):
     async def main(stage):
         client = await stage.client()
         await client.topic("T")
@@ -191,7 +191,7 @@ def test_half_messages_that_are_not_wanted(conf):
     in_world(main, conf("rejectTransactionMessage=true"))
 
 
-def test_transactions_are_checked_as_tutorials_set_them(conf):
+def test_transaction_settings_are_read_in_the_units_of_rocketmq_tutorials(conf):
     settings = conf(
         "transactionTimeout=20", "transactionCheckMax=5", "transactionCheckInterval=10"
     ).transaction
@@ -199,7 +199,7 @@ def test_transactions_are_checked_as_tutorials_set_them(conf):
     assert (settings.timeout, settings.check_max, settings.check_interval) == (20.0, 5, 10.0)
 
 
-def test_what_a_broker_shows_of_itself_starts_another_like_it(conf):
+def test_exported_settings_start_a_broker_with_the_same_settings(conf):
     """Tools save what request 26 answers as the next broker.conf."""
     settings = conf(
         "brokerName=b",
@@ -242,7 +242,9 @@ def test_what_a_broker_shows_of_itself_starts_another_like_it(conf):
         ("noSuchSetting", "1", "'noSuchSetting' is unknown"),
     ],
 )
-def test_what_cannot_change_at_run_time_is_refused_with_the_reason(conf, name, value, says):
+def test_a_setting_that_cannot_change_at_run_time_is_refused_with_the_reason(
+    conf, name, value, says
+):
     async def main(stage):
         client = await stage.client()
         body = java.dumps({name: value, "deleteWhen": "05"})
@@ -254,7 +256,7 @@ def test_what_cannot_change_at_run_time_is_refused_with_the_reason(conf, name, v
     in_world(main, conf())
 
 
-def test_a_value_that_cannot_be_is_told_with_what_would_be_taken(conf):
+def test_an_invalid_value_is_refused_with_the_values_that_are_accepted(conf):
     async def main(stage):
         client = await stage.client()
         answer = await client.ask(CHANGE, body=b"fileReservedTime=3d\n")
@@ -263,7 +265,7 @@ def test_a_value_that_cannot_be_is_told_with_what_would_be_taken(conf):
     in_world(main, conf())
 
 
-def test_accounts_come_from_the_file_that_acl_names(conf, tmp_path):
+def test_accounts_are_read_from_the_file_named_by_acl(conf, tmp_path):
     assert conf("acl=accounts.yml", "aclEnable=true").acl == "accounts.yml"
     with pytest.raises(ConfigError, match="acl is set twice"):
         conf("acl=accounts.yml", "aclEnable=false")

@@ -1,4 +1,4 @@
-"""What holds for every request there is: known or not, answered in kind, or not at all."""
+"""Rules for all requests, known or unknown: each is answered in its encoding, or is one-way."""
 
 import pytest
 
@@ -34,7 +34,7 @@ async def test_the_broker_serves_what_stock_clients_and_tools_need(stage, /):
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
 @run_by("serve")
-async def test_a_code_that_is_not_served_is_answered_so(stage, /, kind):
+async def test_an_unsupported_request_code_is_answered_not_supported(stage, /, kind):
     client = await stage.client()
     for code in (0, 1, 13, 39, 40, 105, 301, 353, 400, 999, -7):
         answer = await client.ask(code, kind=kind)
@@ -44,13 +44,13 @@ async def test_a_code_that_is_not_served_is_answered_so(stage, /, kind):
 
 
 @run_by("serve")
-async def test_a_code_too_large_for_a_binary_header_is_answered_all_the_same(stage, /):
+async def test_a_code_too_large_for_a_binary_header_is_still_answered(stage, /):
     assert await (await stage.client()).code_of(200_050) == NOT_SUPPORTED
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
 @run_by("serve")
-async def test_a_request_without_any_fields_is_answered_in_kind_and_kills_nothing(stage, /, kind):
+async def test_a_request_without_fields_is_answered_and_keeps_the_connection_open(stage, /, kind):
     for code in SERVED:
         client = await stage.client()
         answer = await client.ask(int(code), kind=kind)
@@ -63,7 +63,7 @@ async def test_a_request_without_any_fields_is_answered_in_kind_and_kills_nothin
 
 @pytest.mark.parametrize("body", [b"{", b"null", b'{"a":1}', b"\x00" * 50])
 @run_by("serve")
-async def test_any_body_is_answered(stage, /, body):
+async def test_every_request_with_a_malformed_body_is_answered(stage, /, body):
     client = await stage.client()
     for code in SERVED:
         answer = await client.ask(int(code), body=body)
@@ -81,14 +81,14 @@ async def test_one_way_requests_are_never_answered(stage, /):
 
 
 @run_by("serve")
-async def test_answers_carry_the_number_they_were_asked_with(stage, /):
+async def test_an_answer_carries_the_opaque_of_its_request(stage, /):
     client = await stage.client()
     heard = []
 
     class Ear:
         def feed(self, data):
             frames = reader.feed(data)
-            heard.extend(commands.decode(each) for each in frames)
+            heard.extend(commands.decode(answer) for answer in frames)
             return frames
 
         @property
@@ -100,11 +100,11 @@ async def test_answers_carry_the_number_they_were_asked_with(stage, /):
         client.connection.send(commands.encode(RequestCode.GET_ALL_TOPIC_CONFIG, opaque))
     await stage.passes(1)
 
-    assert [each.opaque for each in heard] == [0, -1, 2**31 - 1, -(2**31)]
+    assert [answer.opaque for answer in heard] == [0, -1, 2**31 - 1, -(2**31)]
 
 
 @run_by("serve")
-async def test_every_value_of_an_answers_fields_is_a_text(stage, /):
+async def test_all_field_values_of_an_answer_are_strings(stage, /):
     """Numbers there made the C++ client pull and deliver for ever."""
     client = await stage.client()
     raw = []
@@ -127,17 +127,17 @@ async def test_every_value_of_an_answers_fields_is_a_text(stage, /):
     assert len(raw) == 4
     for frame in raw:
         assert isinstance(frame, tuple)
-        assert all(isinstance(each, str) for each in commands.decode(frame).field_map().values())
+        assert all(isinstance(value, str) for value in commands.decode(frame).field_map().values())
         assert b'":"' in frame[1].split(b'"extFields":{', 1)[1]
 
 
 @run_by("serve")
-async def test_a_broker_that_stops_finishes_what_it_took(stage, /):
+async def test_a_stopping_broker_answers_the_requests_it_has_accepted(stage, /):
     client = await stage.client()
     await client.beat(consumer("g", "T"))
     sent = [client.asking(10, sending("T"), body=b"x") for _ in range(20)]
     await client.topic("U")
     await stage.broker.stop()
 
-    assert [(await each).code for each in sent] == [0] * 20
+    assert [(await future).code for future in sent] == [0] * 20
     assert isinstance(stage.broker, Broker)

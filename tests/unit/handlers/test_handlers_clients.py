@@ -44,7 +44,7 @@ async def ids(client, group="group"):
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
 @run_by("serve")
-async def test_a_heartbeat_is_answered_with_a_release_that_lets_java_go_on(stage, /, kind):
+async def test_a_heartbeat_is_answered_with_a_version_that_java_clients_accept(stage, /, kind):
     client = await stage.client()
     answer = await client.ok(BEAT, body=JAVAS, kind=kind)
 
@@ -55,7 +55,7 @@ async def test_a_heartbeat_is_answered_with_a_release_that_lets_java_go_on(stage
 
 
 @run_by("serve")
-async def test_a_heartbeat_makes_the_group_and_its_retry_topic(stage, /):
+async def test_a_heartbeat_creates_the_group_and_its_retry_topic(stage, /):
     client = await stage.client()
     await client.beat(consumer("g", "T"))
 
@@ -66,7 +66,7 @@ async def test_a_heartbeat_makes_the_group_and_its_retry_topic(stage, /):
 
 @pytest.mark.parametrize(("queues", "made"), [(3, 3), (0, 1)])
 @run_by("serve")
-async def test_the_group_says_how_many_retry_queues_there_are(stage, /, queues, made):
+async def test_the_retry_topic_has_the_number_of_queues_set_for_the_group(stage, /, queues, made):
     client = await stage.client()
     config = GroupConfig("g", retry_queue_nums=queues)
     await client.ok(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=config.write())
@@ -76,7 +76,7 @@ async def test_the_group_says_how_many_retry_queues_there_are(stage, /, queues, 
 
 
 @run_by("serve")
-async def test_a_group_whose_retry_topic_would_have_too_long_a_name_consumes_without(stage, /):
+async def test_a_group_whose_name_is_too_long_for_a_retry_topic_joins_without_one(stage, /):
     client = await stage.client()
     await client.beat(consumer("g" * 200))
 
@@ -84,7 +84,7 @@ async def test_a_group_whose_retry_topic_would_have_too_long_a_name_consumes_wit
 
 
 @run_by("serve", with_topics(auto_create_groups=False))
-async def test_where_groups_must_be_made_first_a_heartbeat_makes_none(stage, /):
+async def test_with_auto_creation_off_a_heartbeat_of_an_unknown_group_is_refused(stage, /):
     client = await stage.client()
     beat = Heartbeat("id", [], [consumer("g")])
 
@@ -93,40 +93,40 @@ async def test_where_groups_must_be_made_first_a_heartbeat_makes_none(stage, /):
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"[1]", b"\xff"])
 @run_by("serve")
-async def test_a_heartbeat_that_is_none_is_an_error(stage, /, body):
+async def test_a_malformed_heartbeat_is_an_error(stage, /, body):
     client = await stage.client()
 
     assert await client.code_of(BEAT, body=body) == ERROR
 
 
-# Who is there
+# Members
 
 
 @run_by("serve")
-async def test_a_group_without_members_is_an_error(stage, /):
+async def test_listing_the_members_of_an_empty_group_is_an_error(stage, /):
     client = await stage.client()
 
     assert await ids(client) == -ERROR
 
 
 @run_by("serve")
-async def test_members_are_listed_by_client_and_each_once(stage, /):
-    one, again, other = (
+async def test_a_client_with_two_connections_is_listed_once(stage, /):
+    first, same, second = (
         await stage.client("one"),
         await stage.client("one"),
         await stage.client(),
     )
-    for each in (one, again, other):
-        await each.beat(consumer("group", "T"))
+    for client in (first, same, second):
+        await client.beat(consumer("group", "T"))
 
-    assert await ids(one) == ["one", "client-3"]
+    assert await ids(first) == ["one", "client-3"]
 
 
-# Changes are told (40)
+# Notifications of changes (40)
 
 
 @run_by("serve")
-async def test_everybody_hears_of_a_new_member_even_itself(stage, /):
+async def test_all_members_are_notified_of_a_new_member_including_itself(stage, /):
     old, new = await stage.clients(2)
     await old.beat(consumer("group", "T"))
     told = await old.heard(CHANGED)
@@ -139,7 +139,7 @@ async def test_everybody_hears_of_a_new_member_even_itself(stage, /):
 
 
 @run_by("serve")
-async def test_nobody_hears_of_what_is_known(stage, /):
+async def test_a_repeated_heartbeat_notifies_nobody(stage, /):
     client = await stage.client()
     await client.beat(consumer("group", "T"))
     await client.heard(CHANGED)
@@ -152,10 +152,10 @@ async def test_nobody_hears_of_what_is_known(stage, /):
 
 
 @run_by("serve")
-async def test_other_topics_are_told(stage, /):
+async def test_a_change_of_subscribed_topics_notifies_the_group(stage, /):
     client, other = await stage.clients(2)
-    for each in (client, other):
-        await each.beat(consumer("group", "T"))
+    for member in (client, other):
+        await member.beat(consumer("group", "T"))
     await client.heard(CHANGED)
     await client.heard(CHANGED)
     await other.beat(consumer("group", "U"))
@@ -164,10 +164,10 @@ async def test_other_topics_are_told(stage, /):
 
 
 @run_by("serve")
-async def test_who_says_goodbye_is_missed(stage, /):
+async def test_unregistering_removes_the_member_and_notifies_the_group(stage, /):
     leaving, staying = await stage.clients(2)
-    for each in (leaving, staying):
-        await each.beat(consumer("group", "T"), producers=["p"])
+    for member in (leaving, staying):
+        await member.beat(consumer("group", "T"), producers=["p"])
     await staying.heard(CHANGED)
     await leaving.ok(LEAVE, ClientGroups(leaving.name, "p", "group"))
 
@@ -176,10 +176,10 @@ async def test_who_says_goodbye_is_missed(stage, /):
 
 
 @run_by("serve")
-async def test_whose_connection_is_lost_is_missed(stage, /):
+async def test_a_lost_connection_removes_the_member_and_notifies_the_group(stage, /):
     leaving, staying = await stage.clients(2)
-    for each in (leaving, staying):
-        await each.beat(consumer("group", "T"))
+    for member in (leaving, staying):
+        await member.beat(consumer("group", "T"))
     await staying.heard(CHANGED)
     leaving.close()
 
@@ -188,10 +188,10 @@ async def test_whose_connection_is_lost_is_missed(stage, /):
 
 
 @run_by(in_world)
-async def test_whose_heartbeats_stop_is_cut_off_and_missed(stage, /):
+async def test_a_client_without_heartbeats_for_two_minutes_is_disconnected(stage, /):
     silent, lively = await stage.clients(2)
-    for each in (silent, lively):
-        await each.beat(consumer("group", "T"), producers=["p"])
+    for member in (silent, lively):
+        await member.beat(consumer("group", "T"), producers=["p"])
     for _ in range(14):
         await lively.beat(consumer("group", "T"), producers=["p"])
         await silent.max_offset("TBW102")
@@ -205,7 +205,7 @@ async def test_whose_heartbeats_stop_is_cut_off_and_missed(stage, /):
 
 
 @run_by("serve")
-async def test_a_group_may_do_without_being_told(stage, /):
+async def test_a_group_can_switch_off_notifications_of_member_changes(stage, /):
     client = await stage.client()
     config = GroupConfig("group", notify_consumer_ids_changed_enable=False)
     await client.ok(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=config.write())
@@ -216,7 +216,7 @@ async def test_a_group_may_do_without_being_told(stage, /):
 
 
 @run_by("serve")
-async def test_groups_do_not_hear_of_each_other(stage, /):
+async def test_a_member_change_is_not_notified_to_other_groups(stage, /):
     one, other = await stage.clients(2)
     await one.beat(consumer("one", "T"))
     await one.heard(CHANGED)
@@ -231,7 +231,9 @@ async def test_groups_do_not_hear_of_each_other(stage, /):
 
 @pytest.mark.parametrize(("producers", "consumers"), [(None, None), ("p", None), (None, "unknown")])
 @run_by("serve")
-async def test_a_goodbye_to_what_one_is_not_in_is_harmless(stage, /, producers, consumers):
+async def test_unregistering_from_a_group_one_is_not_in_changes_nothing(
+    stage, /, producers, consumers
+):
     client, other = await stage.clients(2)
     await other.beat(consumer("group", "T"))
     await client.ok(LEAVE, ClientGroups("x", producers, consumers))
@@ -240,7 +242,7 @@ async def test_a_goodbye_to_what_one_is_not_in_is_harmless(stage, /, producers, 
 
 
 @run_by("serve")
-async def test_who_says_goodbye_gives_its_queues_back(stage, /):
+async def test_unregistering_releases_the_queue_locks_of_the_client(stage, /):
     leaving, other = await stage.clients(2)
     queues = [MessageQueue("broker-a", 0, "T")]
     await leaving.beat(consumer("group", "T"))
@@ -259,16 +261,16 @@ async def test_who_says_goodbye_gives_its_queues_back(stage, /):
 
 
 @run_by("serve")
-async def test_consumers_are_shown_with_what_they_want(stage, /):
+async def test_consumer_connections_are_shown_with_their_subscriptions(stage, /):
     client = await stage.client()
     await client.beat(consumer("group", T="A"), version=317)
     answer = await client.ok(CONSUMERS, GroupHeader("group"))
 
     shown = ConsumerConnections.read(answer.body)
     host, port = client.connection._transport.get_extra_info("sockname")
-    (one,) = shown.connection_set
-    assert (one.client_addr, one.client_id) == (f"{host}:{port}", client.name)
-    assert (one.language, one.version) == ("JAVA", 317)
+    (connection,) = shown.connection_set
+    assert (connection.client_addr, connection.client_id) == (f"{host}:{port}", client.name)
+    assert (connection.language, connection.version) == ("JAVA", 317)
     assert shown.message_model == "CLUSTERING"
     assert shown.consume_type == "CONSUME_PASSIVELY"
     assert shown.consume_from_where == "CONSUME_FROM_LAST_OFFSET"
@@ -276,41 +278,41 @@ async def test_consumers_are_shown_with_what_they_want(stage, /):
 
 
 @run_by("serve")
-async def test_a_group_that_is_not_online_has_nobody_to_show(stage, /):
+async def test_consumer_connections_of_an_offline_group_are_answered_offline(stage, /):
     client = await stage.client()
 
     assert await client.code_of(CONSUMERS, GroupHeader("group")) == OFFLINE
 
 
 @run_by("serve")
-async def test_producers_are_shown(stage, /):
+async def test_producer_connections_of_a_group_are_shown(stage, /):
     client = await stage.client()
     await client.beat(producers=["p"])
     answer = await client.ok(PRODUCERS, NamedGroup("p"))
-    (one,) = ProducerConnections.read(answer.body).connection_set
+    (connection,) = ProducerConnections.read(answer.body).connection_set
 
-    assert one.client_id == client.name
+    assert connection.client_id == client.name
     assert await client.code_of(PRODUCERS, NamedGroup("q")) == ERROR
     assert await client.code_of(PRODUCERS, NamedGroup()) == ERROR
 
 
 @run_by("serve")
-async def test_all_producers_are_shown_at_once(stage, /):
+async def test_producer_connections_of_all_groups_are_shown_at_once(stage, /):
     client = await stage.client()
     await client.beat(producers=["p", "q"])
     data = json.loads((await client.ok(ALL_PRODUCERS)).body)["data"]
 
     assert list(data) == ["p", "q"]
-    (one,) = data["p"]
-    assert one["clientId"] == client.name
-    assert one["remoteIP"].startswith("10.")
-    assert abs(one["lastUpdateTimestamp"] - stage.clock.wall_ms()) < 5_000
+    (connection,) = data["p"]
+    assert connection["clientId"] == client.name
+    assert connection["remoteIP"].startswith("10.")
+    assert abs(connection["lastUpdateTimestamp"] - stage.clock.wall_ms()) < 5_000
 
 
 # Consumers of RocketMQ 5 that wait for queues from the broker
 
 
-def test_a_consumer_that_waits_for_the_brokers_assignment_is_named_once(serve, caplog):
+def test_a_consumer_that_asks_the_broker_for_an_assignment_is_logged_once(serve, caplog):
     async def main(stage):
         client = await stage.client()
         for group in ("billing", "billing", "shipping"):
@@ -330,7 +332,7 @@ def test_a_consumer_that_waits_for_the_brokers_assignment_is_named_once(serve, c
     assert "of group" not in named[2]
 
 
-def test_strangers_cannot_fill_the_log_with_names_of_consumers(serve, caplog):
+def test_clients_cannot_flood_the_log_with_ever_new_consumer_names(serve, caplog):
     async def main(stage):
         client = await stage.client()
         for number in range(1_200):

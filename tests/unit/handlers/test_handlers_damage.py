@@ -55,7 +55,7 @@ def place_of(life, topic, offset, queue=0):
 
 
 def flip(life, topic, offset, inside=88):
-    """Turn over one bit of a message on the disk, at an index of its record."""
+    """Flip one bit of a message on the disk, at an index into its record."""
     position, _ = place_of(life, topic, offset)
     life.disk.flip_bit(path_of(0), position + inside)
     return position
@@ -77,9 +77,7 @@ def skipping(offset, through=None, *, group="group", topic="T", queue=0, **chang
 
 @pytest.mark.parametrize("inside", FIELDS.values(), ids=FIELDS.keys())
 @run_by(in_lives, DURABLE)
-async def test_a_pull_serves_what_precedes_a_damaged_message_and_the_next_one_names_it(
-    life, /, inside
-):
+async def test_a_pull_stops_before_a_damaged_message_and_the_next_pull_names_it(life, /, inside):
     client = await life.client()
     await client.fill("T", 20)
     position = flip(life, "T", 10, inside)
@@ -98,7 +96,7 @@ async def test_a_pull_serves_what_precedes_a_damaged_message_and_the_next_one_na
 
 
 @run_by(in_lives, DURABLE)
-async def test_damage_is_served_around_after_a_restart_too(life, /):
+async def test_messages_around_the_damage_are_served_after_a_restart(life, /):
     client = await life.client()
     await client.fill("T", 20)
     await life.stop()
@@ -139,7 +137,7 @@ async def test_an_unreadable_sector_hides_only_the_messages_in_it(life, /):
 
 
 @pytest.mark.parametrize("kind", ["TAG", "SQL92"])
-def test_a_filter_stops_at_damage_as_well(kind):
+def test_a_filtered_pull_stops_at_a_damaged_message(kind):
     settings = replace(DURABLE, filter=FilterSettings(sql=True))
 
     async def main(life):
@@ -163,7 +161,7 @@ def test_a_filter_stops_at_damage_as_well(kind):
 
 
 @run_by(in_lives, DURABLE)
-async def test_nothing_wanted_before_the_damage_still_leads_to_it(life, /):
+async def test_a_pull_without_matches_moves_on_to_the_damaged_message(life, /):
     client = await life.client()
     for number in range(6):
         await client.send("T", b"%d" % number, TAGS="A" if number >= 3 else "B")
@@ -203,7 +201,7 @@ async def test_a_group_skips_a_damaged_message_and_receives_all_others(life, /):
     await client.commit("group", "T", 0, 10)
 
     await client.ok(SKIP, skipping(10))
-    # A consumer that runs commits the offset of the damaged message again with each pull.
+    # A running consumer commits the offset of the damaged message again with each pull.
     passed = await client.pull("T", 10, commit=10)
     assert (passed.code, passed.next) == (NO_MATCH, 11)
     assert (await client.pull("T", 11)).next == 20
@@ -218,10 +216,10 @@ async def test_a_group_skips_a_damaged_message_and_receives_all_others(life, /):
 
 
 @run_by(in_lives, DURABLE)
-async def test_a_skip_survives_a_kill_and_ends_with_its_group(life, /):
+async def test_a_skip_survives_a_kill_and_ends_when_its_group_is_deleted(life, /):
     client = await life.client()
     await client.fill("T", 6)
-    # A start reads again what no index covers.
+    # A start reads everything again that no index covers.
     while await life.broker._flusher._make_checkpoint():
         pass
     await create_group(client)
@@ -237,7 +235,7 @@ async def test_a_skip_survives_a_kill_and_ends_with_its_group(life, /):
 
 
 @run_by(in_lives, DURABLE)
-async def test_a_skipped_range_leaves_out_only_what_is_damaged(life, /):
+async def test_a_skipped_range_leaves_out_only_damaged_messages(life, /):
     client = await life.client()
     await client.fill("T", 9)
     await create_group(client)
@@ -254,7 +252,7 @@ async def test_a_skipped_range_leaves_out_only_what_is_damaged(life, /):
 
 
 @run_by(in_lives, DURABLE)
-async def test_a_skip_of_what_is_whole_or_nowhere_is_refused_and_changes_nothing(life, /):
+async def test_a_skip_of_intact_or_missing_messages_is_refused_and_changes_nothing(life, /):
     client = await life.client()
     await client.fill("T", 6)
     await create_group(client)
@@ -276,7 +274,7 @@ async def test_a_skip_of_what_is_whole_or_nowhere_is_refused_and_changes_nothing
 
 
 @run_by(in_lives, DURABLE)
-async def test_a_retry_that_is_damaged_is_skipped_like_any_message(life, /):
+async def test_a_damaged_retry_can_be_skipped_like_any_message(life, /):
     client = await life.client()
     await create_group(client)
     topic = "%RETRY%group"
@@ -297,7 +295,7 @@ async def test_a_retry_that_is_damaged_is_skipped_like_any_message(life, /):
 
 @pytest.mark.parametrize("inside", [0, 4, 15, 27, 35, 88, -3], ids=str)
 @run_by(in_lives, DURABLE)
-async def test_a_query_by_key_leaves_out_a_damaged_message_and_says_so(life, /, inside):
+async def test_a_query_by_key_omits_a_damaged_message_and_reports_it(life, /, inside):
     client = await life.client()
     for number in range(3):
         await client.send("T", b"%d" % number, KEYS=f"k only-{number}")
@@ -314,7 +312,7 @@ async def test_a_query_by_key_leaves_out_a_damaged_message_and_says_so(life, /, 
 
 
 @run_by(in_lives, DURABLE)
-async def test_a_damaged_message_is_not_shown_by_its_id_and_its_neighbours_are(life, /):
+async def test_a_view_by_id_refuses_only_the_damaged_message(life, /):
     client = await life.client()
     await client.fill("T", 3)
     flip(life, "T", 1)
@@ -414,7 +412,7 @@ async def test_the_commit_of_a_damaged_half_message_shows_a_damaged_message_to_c
 
 
 @run_by(in_lives, DURABLE)
-async def test_a_damaged_decision_hides_its_own_message_only(life, /):
+async def test_a_damaged_decision_hides_only_its_own_message(life, /):
     producer = await life.client()
     halves = [await prepare(producer, unique=f"U{number}") for number in range(3)]
     for half in halves:
@@ -434,7 +432,7 @@ async def test_a_damaged_decision_hides_its_own_message_only(life, /):
 # Delayed messages
 
 
-def test_a_damaged_delayed_message_is_left_out_loudly_and_the_others_come(caplog):
+def test_a_damaged_delayed_message_is_logged_and_the_others_are_delivered(caplog):
     async def main(life):
         client = await life.client()
         for number in range(4):
@@ -453,7 +451,7 @@ def test_a_damaged_delayed_message_is_left_out_loudly_and_the_others_come(caplog
 
 
 @run_by(in_lives, DURABLE)
-async def test_a_damaged_delayed_message_does_not_keep_others_from_being_recalled(life, /):
+async def test_a_damaged_delayed_message_does_not_prevent_recalls_of_others(life, /):
     client = await life.client()
     handles = []
     for number in range(2):

@@ -1,4 +1,4 @@
-"""Messages that are to come later: by level, by time, recalled, and over a restart."""
+"""Delayed messages: by level, by time, recalled, and over a restart."""
 
 import pytest
 from msgspec.structs import replace
@@ -45,7 +45,7 @@ async def arrival(client, topic, offset=0):
 
 
 @run_by(in_world, within=4 * 3600.0)
-async def test_every_level_takes_its_time(stage, /):
+async def test_a_message_of_each_delay_level_is_delivered_on_time(stage, /):
     client = await stage.client()
     await client.topic("T")
     waiting = []
@@ -75,7 +75,7 @@ async def test_every_level_takes_its_time(stage, /):
 
 
 @run_by(in_world, within=600.0)
-async def test_times_are_kept_to_the_millisecond_and_in_their_order(stage, /):
+async def test_timed_messages_are_delivered_in_the_order_of_their_times(stage, /):
     client = await stage.client()
     await client.topic("T")
     now = stage.clock.wall_ms()
@@ -85,12 +85,12 @@ async def test_times_are_kept_to_the_millisecond_and_in_their_order(stage, /):
 
     came = [await arrival(client, "T", offset) for offset in range(6)]
 
-    assert [int(each.body) for each in came] == sorted(wants)
-    assert all(0 <= each.stored_ms - int(each.body) < 100 for each in came)
+    assert [int(record.body) for record in came] == sorted(wants)
+    assert all(0 <= record.stored_ms - int(record.body) < 100 for record in came)
 
 
 @run_by(in_world)
-async def test_a_time_that_has_passed_is_now(stage, /):
+async def test_a_message_with_a_time_in_the_past_is_delivered_at_once(stage, /):
     client = await stage.client()
     await client.topic("T")
     await client.send("T", b"at once", TIMER_DELIVER_MS=str(stage.clock.wall_ms()))
@@ -108,7 +108,7 @@ async def test_a_time_that_has_passed_is_now(stage, /):
     ],
 )
 @run_by(in_world)
-async def test_what_cannot_be_waited_for_is_refused(stage, /, wish, complaint):
+async def test_an_invalid_or_too_long_delay_is_refused(stage, /, wish, complaint):
     client = await stage.client()
     await client.topic("T")
 
@@ -119,7 +119,7 @@ async def test_what_cannot_be_waited_for_is_refused(stage, /, wish, complaint):
     assert len(stage.broker.store.delays) == 0
 
 
-def test_a_level_above_the_highest_counts_as_that():
+def test_a_delay_level_above_the_highest_counts_as_the_highest():
     async def main(stage):
         client = await stage.client()
         await client.topic("T")
@@ -135,7 +135,7 @@ def test_a_level_above_the_highest_counts_as_that():
 
 
 @run_by(in_world)
-async def test_a_message_that_was_recalled_does_not_come(stage, /):
+async def test_a_recalled_message_is_not_delivered(stage, /):
     client = await stage.client()
     await client.topic("T")
     sent = [
@@ -144,7 +144,7 @@ async def test_a_message_that_was_recalled_does_not_come(stage, /):
     ]
     assert recall.decode(sent[1].recall_handle).message_id == "u1"
 
-    for _ in range(2):  # Whoever heard no answer asks again.
+    for _ in range(2):  # A producer that got no answer asks again.
         header = RecallMessage("T", sent[1].recall_handle)
         answer = await client.ok(RequestCode.RECALL_MESSAGE, header)
         assert answer.read(RecallAnswer).msg_id == "u1"
@@ -162,7 +162,7 @@ async def test_a_message_that_was_recalled_does_not_come(stage, /):
 
 
 async def send_later(client, name, **wish):
-    """A message for later; the handle it is recalled by."""
+    """Send a delayed message, and return its recall handle."""
     sent = await client.send("T", name.encode(), UNIQ_KEY=name, **wish)
     return sent.read(SendAnswer).recall_handle
 
@@ -190,7 +190,7 @@ async def go_down(life, end):
 
 @ENDS
 @run_by(in_lives, DURABLE)
-async def test_who_waits_outlives_the_broker_and_comes_once(life, /, end):
+async def test_delayed_messages_survive_a_restart_and_are_delivered_once(life, /, end):
     client = await life.client()
     await client.topic("T")
     dues = {}
@@ -208,9 +208,9 @@ async def test_who_waits_outlives_the_broker_and_comes_once(life, /, end):
 
     client = await life.client()
     came = (await client.pull("T")).records
-    assert sorted(each.body.decode() for each in came) == sorted(dues)
-    for each in came:
-        assert each.stored_ms >= dues[each.body.decode()]
+    assert sorted(record.body.decode() for record in came) == sorted(dues)
+    for record in came:
+        assert record.stored_ms >= dues[record.body.decode()]
     await life.passes(100)
     client = await life.client()
     assert (await client.pull("T", len(came))).code == 19
@@ -218,9 +218,7 @@ async def test_who_waits_outlives_the_broker_and_comes_once(life, /, end):
 
 @ENDS
 @run_by(in_lives, DURABLE)
-async def test_who_was_recalled_stays_away_and_who_waits_may_be_recalled_after_a_restart(
-    life, /, end
-):
+async def test_recalls_survive_a_restart_and_waiting_messages_can_still_be_recalled(life, /, end):
     client = await life.client()
     await client.topic("T")
     handles = [await send_later(client, f"u{n}", TIMER_DELAY_SEC="30") for n in range(4)]
@@ -243,7 +241,7 @@ async def test_who_was_recalled_stays_away_and_who_waits_may_be_recalled_after_a
     assert (await client.pull("T")).bodies == [b"gone", b"u2", b"u3"]
 
 
-def test_other_levels_after_a_restart_make_nobody_early():
+def test_delay_levels_changed_at_a_restart_deliver_no_message_early():
     async def main(life):
         client = await life.client()
         await client.topic("T")
@@ -251,7 +249,7 @@ def test_other_levels_after_a_restart_make_nobody_early():
         for level in (1, 2, 3):
             await send_later(client, f"old {level}", DELAY=str(level))
         await life.stop()
-        # Fewer than there were, and others.
+        # Fewer levels, and different ones.
         life.settings = replace(life.settings, delay=DelaySettings(levels="20s 1s"))
         await life.start()
         client = await life.client()
@@ -261,7 +259,9 @@ def test_other_levels_after_a_restart_make_nobody_early():
         await life.passes(30)
 
         client = await life.client()
-        came = {each.body.decode(): each.stored_ms for each in (await client.pull("T")).records}
+        came = {
+            record.body.decode(): record.stored_ms for record in (await client.pull("T")).records
+        }
         waits = {"old 1": 10, "old 2": 20, "old 3": 30, "new 1": 20, "new 2": 1, "new 3": 1}
         assert sorted(came) == sorted(waits)
         for name, wait_s in waits.items():
@@ -272,11 +272,11 @@ def test_other_levels_after_a_restart_make_nobody_early():
     in_lives(main, replace(DURABLE, delay=levels))
 
 
-# What else there is to see
+# Other behaviour
 
 
 @run_by(in_world)
-async def test_tools_see_who_waits(stage, /):
+async def test_tools_see_waiting_messages_in_the_schedule_topic(stage, /):
     client = await stage.client()
     await client.topic("T")
     sent = (await client.send("T", b"later", DELAY="3", UNIQ_KEY="u", KEYS="k")).read(SendAnswer)
@@ -298,7 +298,7 @@ async def test_tools_see_who_waits(stage, /):
 async def _found(client, topic, key):
     header = MessageQuery(topic, key, 32, 0, 2**62)
     answer = await client.ask(RequestCode.QUERY_MESSAGE, header)
-    return [each.body for each in records.unpack_all(answer.body)] if answer.code == 0 else []
+    return [record.body for record in records.unpack_all(answer.body)] if answer.code == 0 else []
 
 
 WISHES = pytest.mark.parametrize(
@@ -310,7 +310,7 @@ WISHES = pytest.mark.parametrize(
 
 @WISHES
 @run_by(in_world)
-async def test_a_half_message_cannot_come_later(stage, /, wish):
+async def test_a_half_message_with_a_delay_is_refused(stage, /, wish):
     client = await stage.client()
     await client.topic("T")
 
@@ -322,7 +322,7 @@ async def test_a_half_message_cannot_come_later(stage, /, wish):
 
 @WISHES
 @run_by(in_world)
-async def test_a_batch_cannot_come_later(stage, /, wish):
+async def test_a_batch_with_a_delay_is_refused(stage, /, wish):
     client = await stage.client()
     await client.topic("T")
     ask, code = client.ask, RequestCode.SEND_BATCH_MESSAGE
@@ -332,13 +332,13 @@ async def test_a_batch_cannot_come_later(stage, /, wish):
         await ask(code, batching("T", **wish), body=batch_of(b"1", b"2")),
     ]
 
-    assert [each.code for each in answers] == [13, 13]
+    assert [answer.code for answer in answers] == [13, 13]
     assert (await client.pull("T")).code == 19
     assert len(stage.broker.store.delays) == 0
 
 
 @run_by(in_world)
-async def test_nobody_sends_to_where_messages_wait(stage, /):
+async def test_clients_cannot_send_to_or_delete_the_topics_of_waiting_messages(stage, /):
     client = await stage.client()
     for topic in (SCHEDULE, "rmq_sys_wheel_timer"):
         header = sending(topic)
@@ -348,7 +348,7 @@ async def test_nobody_sends_to_where_messages_wait(stage, /):
 
 
 @run_by(in_lives, DURABLE)
-async def test_whoever_makes_a_deleted_topic_again_finds_what_came_meanwhile(life, /):
+async def test_a_recreated_topic_holds_delayed_messages_due_while_it_was_deleted(life, /):
     client = await life.client()
     await client.topic("T", 2)
     await client.send("T", b"before", queue=1)
@@ -369,7 +369,7 @@ async def test_whoever_makes_a_deleted_topic_again_finds_what_came_meanwhile(lif
 
 
 @run_by(in_world)
-async def test_where_a_topic_has_fewer_queues_now_its_first_takes_what_comes(stage, /):
+async def test_a_delayed_message_for_a_removed_queue_goes_to_the_first_queue(stage, /):
     client = await stage.client()
     await client.topic("T", 4)
     await client.send("T", b"later", queue=3, DELAY="1")
@@ -381,7 +381,7 @@ async def test_where_a_topic_has_fewer_queues_now_its_first_takes_what_comes(sta
 
 
 @run_by(in_world)
-async def test_a_held_pull_hears_of_what_is_due_and_its_tags_count(stage, /):
+async def test_a_held_pull_receives_a_due_message_that_matches_its_tags(stage, /):
     client = await stage.client()
     await client.topic("T")
     await client.send("T", b"1", DELAY="1", TAGS="a")
@@ -398,7 +398,7 @@ async def test_a_held_pull_hears_of_what_is_due_and_its_tags_count(stage, /):
 
 @pytest.mark.parametrize("handle", ["", "x", "djE=", None], ids=repr)
 @run_by(in_world)
-async def test_what_is_no_handle_is_refused(stage, /, handle):
+async def test_an_invalid_recall_handle_is_refused(stage, /, handle):
     client = await stage.client()
     await client.topic("T")
     header = RecallMessage("T", handle)
@@ -407,16 +407,16 @@ async def test_what_is_no_handle_is_refused(stage, /, handle):
 
 
 @run_by(in_world)
-async def test_a_handle_is_good_for_its_own_topic_and_broker_only(stage, /):
+async def test_a_recall_handle_is_valid_only_for_its_own_topic_and_broker(stage, /):
     client = await stage.client()
     await client.topic("T")
     await client.topic("U")
     handle = await send_later(client, "u", DELAY="3")
-    other = recall.encode(recall.decode(handle)._replace(broker="elsewhere"))
+    foreign = recall.encode(recall.decode(handle)._replace(broker="elsewhere"))
     code = RequestCode.RECALL_MESSAGE
 
     assert await client.code_of(code, RecallMessage("U", handle)) == 604
-    assert await client.code_of(code, RecallMessage("T", other)) == 604
+    assert await client.code_of(code, RecallMessage("T", foreign)) == 604
     assert await client.code_of(code, RecallMessage("V", handle)) == 17
     assert await client.is_silent(code, RecallMessage("T", handle), oneway=True)
 

@@ -1,4 +1,4 @@
-"""11, 34, 46: conditions in SQL92, from the heartbeat or the check to what a pull brings."""
+"""11, 34, 46: conditions in SQL92, from the heartbeat or the check to the result of a pull."""
 
 import pytest
 from msgspec.structs import replace
@@ -53,7 +53,7 @@ async def numbered(client, *numbers, topic="T", **props):
         await client.send(topic, b"%d" % number, a=str(number), **props)
 
 
-# Asking beforehand (46)
+# The check of a condition (46)
 
 
 def asked(expression, kind="SQL92"):
@@ -62,7 +62,7 @@ def asked(expression, kind="SQL92"):
 
 @pytest.mark.parametrize(("kind", "code"), [("TAG", 0), ("", 0), ("SQL92", ERROR)])
 @run_by("serve")
-async def test_a_broker_that_is_not_told_to_takes_no_conditions(stage, /, kind, code):
+async def test_sql_conditions_are_refused_unless_the_broker_allows_them(stage, /, kind, code):
     client = await stage.client()
     answer = await client.ask(CHECK, body=asked("a > 5", kind))
 
@@ -85,7 +85,9 @@ async def test_a_broker_that_is_not_told_to_takes_no_conditions(stage, /, kind, 
     ],
 )
 @run_by("serve_sql")
-async def test_a_condition_is_checked_before_anybody_subscribes(stage, /, expression, code, place):
+async def test_a_client_can_have_a_condition_checked_before_it_subscribes(
+    stage, /, expression, code, place
+):
     client = await stage.client()
     answer = await client.ask(CHECK, body=asked(expression))
 
@@ -94,14 +96,14 @@ async def test_a_condition_is_checked_before_anybody_subscribes(stage, /, expres
 
 
 @run_by("serve_sql")
-async def test_a_kind_that_nobody_knows_is_refused(stage, /):
+async def test_an_unknown_expression_type_is_refused(stage, /):
     client = await stage.client()
 
     assert await client.code_of(CHECK, body=asked("a", "XPATH")) == INVALID
 
 
 @run_by("serve")
-async def test_conditions_can_be_allowed_while_the_broker_runs(stage, /):
+async def test_sql_conditions_can_be_allowed_while_the_broker_runs(stage, /):
     client = await stage.client()
     body = java.dumps({"enablePropertyFilter": "true"})
     await client.ok(RequestCode.UPDATE_BROKER_CONFIG, body=body)
@@ -112,7 +114,7 @@ async def test_conditions_can_be_allowed_while_the_broker_runs(stage, /):
 
 
 @run_by("serve_sql")
-async def test_a_pull_may_bring_its_condition(stage, /):
+async def test_a_pull_can_carry_its_own_condition(stage, /):
     client = await stage.client()
     await numbered(client, 4, 5, 6, 7)
     found = await client.pull("T", **by_sql("a > 5 AND a <> 7"))
@@ -123,7 +125,7 @@ async def test_a_pull_may_bring_its_condition(stage, /):
 
 
 @run_by("serve_sql")
-async def test_the_condition_of_the_heartbeat_chooses(stage, /):
+async def test_a_pull_without_a_condition_uses_that_of_the_heartbeat(stage, /):
     client = await stage.client()
     await numbered(client, 4, 5, 6, 7)
     await client.beat(subscribing())
@@ -134,7 +136,7 @@ async def test_the_condition_of_the_heartbeat_chooses(stage, /):
 
 
 @run_by("serve_sql")
-async def test_where_nothing_matches_the_place_moves_on(stage, /):
+async def test_a_pull_without_matches_moves_its_offset_on(stage, /):
     client = await stage.client()
     await numbered(client, 1, 2)
     found = await client.pull("T", **by_sql("a > 5"), hold_ms=10_000)
@@ -158,7 +160,7 @@ async def test_a_changed_condition_takes_effect_at_once(stage, /):
 
 
 @run_by("serve_sql")
-async def test_a_broken_condition_in_a_heartbeat_hurts_nobody_else(stage, /):
+async def test_an_invalid_condition_in_a_heartbeat_affects_only_its_own_subscription(stage, /):
     client = await stage.client()
     for topic in ("T", "U", "V"):
         await numbered(client, 5, 6, topic=topic)
@@ -176,7 +178,7 @@ async def test_a_broken_condition_in_a_heartbeat_hurts_nobody_else(stage, /):
 
 @pytest.mark.parametrize("own", [True, False])
 @run_by("serve")
-async def test_where_conditions_are_off_a_pull_says_so(stage, /, own):
+async def test_a_pull_with_a_condition_is_refused_where_conditions_are_off(stage, /, own):
     client = await stage.client()
     await numbered(client, 6)
     await client.beat(subscribing())
@@ -197,7 +199,7 @@ async def test_the_retry_topic_is_not_filtered(stage, /):
 
 
 @run_by("serve_sql")
-async def test_queues_are_shown_with_the_condition_of_a_group(stage, /):
+async def test_the_entries_of_a_queue_are_shown_with_the_condition_of_a_group(stage, /):
     client = await stage.client()
     await numbered(client, 6)
     await client.beat(subscribing(expression="a > 5"))
@@ -224,7 +226,7 @@ async def test_committed_half_messages_are_filtered_as_they_are_delivered(stage,
 
 
 @run_by("serve_sql")
-async def test_messages_of_a_batch_are_filtered_one_by_one(stage, /):
+async def test_messages_of_a_batch_are_filtered_individually(stage, /):
     client = await stage.client()
     parts = [(0, b"%d" % number, text_of(a=str(number))) for number in range(10)]
     await client.ok(RequestCode.SEND_BATCH_MESSAGE, batching("T"), body=batch.pack(parts))
@@ -241,11 +243,13 @@ async def test_compressed_messages_are_filtered_and_stay_compressed(stage, /):
     await client.ok(RequestCode.SEND_MESSAGE, header, body=b"packed")
 
     found = await client.pull("T", **by_sql("a > 5"))
-    assert [(each.body, each.sys_flag & flag) for each in found.records] == [(b"packed", flag)]
+    assert [(record.body, record.sys_flag & flag) for record in found.records] == [
+        (b"packed", flag)
+    ]
 
 
 @run_by("serve_sql")
-async def test_tags_and_keys_are_properties_too(stage, /):
+async def test_conditions_can_use_tags_and_keys_as_properties(stage, /):
     client = await stage.client()
     await client.send("T", b"A", TAGS="A", KEYS="k1 k2")
     await client.send("T", b"B", TAGS="B")
@@ -258,7 +262,7 @@ async def test_tags_and_keys_are_properties_too(stage, /):
 
 
 @run_by(in_world, WITH_SQL)
-async def test_delayed_messages_are_filtered_when_they_come(stage, /):
+async def test_delayed_messages_are_filtered_when_they_are_delivered(stage, /):
     client = await stage.client()
     await client.topic("T")
     held = client.asking(PULL, pulling("T", **by_sql("a > 5 AND DELAY = 1"), hold_ms=15_000))
@@ -272,7 +276,7 @@ async def test_delayed_messages_are_filtered_when_they_come(stage, /):
 
 
 @run_by(in_world, WITH_SQL)
-async def test_what_arrives_for_others_does_not_end_the_wait(stage, /):
+async def test_messages_that_do_not_match_do_not_end_a_held_pull(stage, /):
     client = await stage.client()
     await client.topic("T")
     held = client.asking(PULL, pulling("T", **by_sql("a > 5"), hold_ms=15_000))
@@ -287,7 +291,7 @@ async def test_what_arrives_for_others_does_not_end_the_wait(stage, /):
 
 
 @run_by(in_world, WITH_SQL)
-async def test_who_waits_in_vain_is_told_how_far_it_has_come_meanwhile(stage, /):
+async def test_a_held_pull_that_expires_returns_the_offset_it_has_reached(stage, /):
     client = await stage.client()
     await client.topic("T")
     held = client.asking(PULL, pulling("T", **by_sql("a > 5"), hold_ms=15_000))
@@ -298,20 +302,20 @@ async def test_who_waits_in_vain_is_told_how_far_it_has_come_meanwhile(stage, /)
 
 
 @run_by(in_world, WITH_SQL)
-async def test_more_messages_for_others_than_one_look_takes_in_end_the_wait(stage, /):
+async def test_a_held_pull_ends_when_more_messages_arrive_than_one_scan_covers(stage, /):
     client = await stage.client()
     await client.topic("T")
     held = client.asking(PULL, pulling("T", **by_sql("a > 5"), hold_ms=15_000))
     await client.max_offset("T")
-    many = batch_of(*[b"x"] * (PULL_SCAN_MAX + 10), a="1")
-    await client.ok(RequestCode.SEND_BATCH_MESSAGE, batching("T"), body=many)
+    body = batch_of(*[b"x"] * (PULL_SCAN_MAX + 10), a="1")
+    await client.ok(RequestCode.SEND_BATCH_MESSAGE, batching("T"), body=body)
 
     found = pulled(await held)
     assert (found.code, found.next) == (NO_MATCH, PULL_SCAN_MAX)
 
 
 @run_by("serve_sql")
-async def test_large_messages_for_others_are_passed_in_several_looks(stage, /):
+async def test_large_messages_that_do_not_match_are_scanned_in_several_pulls(stage, /):
     client = await stage.client()
     for _ in range(3):
         await client.send("T", b"x" * (FILTER_SCAN_BYTES_MAX // 2), a="1")
@@ -324,7 +328,7 @@ async def test_large_messages_for_others_are_passed_in_several_looks(stage, /):
 
 
 @run_by(in_world, WITH_SQL)
-async def test_pulls_with_more_filters_than_are_kept_are_answered_at_once(stage, /):
+async def test_pulls_whose_filters_exceed_the_memory_limit_are_answered_at_once(stage, /):
     client = await stage.client()
     await client.topic("T")
     pulls = stage.broker._pulls
@@ -340,14 +344,14 @@ async def test_pulls_with_more_filters_than_are_kept_are_answered_at_once(stage,
 
 
 @pytest.mark.parametrize("is_by_tags", [False, True])
-def test_who_waits_while_its_group_changes_its_mind_misses_nothing(is_by_tags):
+def test_a_held_pull_follows_a_subscription_change_of_its_group(is_by_tags):
     """As with RocketMQ, which looks at the heartbeat's subscription again before it answers."""
 
     def wanting(version, *numbers):
         if is_by_tags:
             more = [subscription("T", " || ".join(numbers), version=version)]
             return ConsumerRegistration("group", subscription_data_set=more)
-        expression = " OR ".join(f"a = {each}" for each in numbers)
+        expression = " OR ".join(f"a = {number}" for number in numbers)
         return subscribing(expression=expression, version=version)
 
     async def main(stage):
@@ -367,7 +371,7 @@ def test_who_waits_while_its_group_changes_its_mind_misses_nothing(is_by_tags):
 
 
 @run_by(in_world, WITH_SQL)
-async def test_who_waits_is_served_also_where_its_group_has_gone(stage, /):
+async def test_a_held_pull_is_served_after_its_group_has_left(stage, /):
     other, client = await stage.clients(2)
     await client.topic("T")
     await other.beat(subscribing())
@@ -380,7 +384,7 @@ async def test_who_waits_is_served_also_where_its_group_has_gone(stage, /):
 
 
 @run_by(in_world, WITH_SQL)
-async def test_the_conditions_of_heartbeats_are_kept_with_held_pulls_too(stage, /):
+async def test_conditions_from_heartbeats_count_towards_the_limit_of_held_pulls(stage, /):
     """A group may change its condition with every heartbeat, and hold a pull for each."""
     client = await stage.client()
     await client.topic("T")
@@ -400,8 +404,8 @@ async def test_the_conditions_of_heartbeats_are_kept_with_held_pulls_too(stage, 
 
 @pytest.mark.parametrize(("given", "at_once"), [({"tags": "*"}, 4), (by_sql("a > 5"), 2)])
 @run_by(in_world, WITH_SQL)
-async def test_many_who_wait_are_not_served_in_one_go(stage, /, monkeypatch, given, at_once):
-    """One large message takes the conditions of some hundreds a second."""
+async def test_held_pulls_are_woken_in_limited_groups(stage, /, monkeypatch, given, at_once):
+    """The conditions of some hundreds of pulls take a second for one large message."""
     monkeypatch.setattr("txmq_broker.handlers.pull.WOKEN_TOGETHER_MAX", 4)
 
     client = await stage.client()
@@ -418,12 +422,12 @@ async def test_many_who_wait_are_not_served_in_one_go(stage, /, monkeypatch, giv
     monkeypatch.setattr(pulls, "arrived", looked)
     await numbered(client, 6)
     assert left == [9 - at_once]
-    assert [pulled(await each).bodies for each in held] == [[b"6"]] * 9
+    assert [pulled(await pull).bodies for pull in held] == [[b"6"]] * 9
     assert (pulls.held, pulls._held_chars) == (0, 0)
 
 
 @run_by(in_world)
-async def test_who_was_woken_and_not_served_yet_is_answered_by_a_broker_that_stops(
+async def test_a_stopping_broker_answers_pulls_that_are_woken_but_not_served_yet(
     stage, /, monkeypatch
 ):
     monkeypatch.setattr("txmq_broker.handlers.pull.WOKEN_TOGETHER_MAX", 1)
@@ -442,4 +446,4 @@ async def test_who_was_woken_and_not_served_yet_is_answered_by_a_broker_that_sto
 
     monkeypatch.setattr(pulls, "arrived", stopped)
     await numbered(client, 6)
-    assert [pulled(await each).bodies for each in held] == [[b"6"]] * 5
+    assert [pulled(await pull).bodies for pull in held] == [[b"6"]] * 5

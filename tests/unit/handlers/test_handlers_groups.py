@@ -19,7 +19,7 @@ async def config(client, name):
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
 @run_by("serve")
-async def test_a_group_is_made_as_it_is_wanted_and_changed(stage, /, kind):
+async def test_a_group_is_created_and_changed_with_the_given_settings(stage, /, kind):
     client = await stage.client()
     for wanted in (GroupConfig("g", retry_max_times=3), GroupConfig("g", consume_enable=False)):
         await client.ok(PUT, body=wanted.write(), kind=kind)
@@ -27,7 +27,7 @@ async def test_a_group_is_made_as_it_is_wanted_and_changed(stage, /, kind):
 
 
 @run_by("serve")
-async def test_what_5_x_says_of_a_group_is_understood_as_far_as_it_matters(stage, /):
+async def test_group_settings_from_rocketmq_5_are_read_and_unknown_ones_ignored(stage, /):
     client = await stage.client()
     body = (
         b'{"attributes":{},"brokerId":0,"consumeBroadcastEnable":true,"consumeEnable":true,'
@@ -42,17 +42,17 @@ async def test_what_5_x_says_of_a_group_is_understood_as_far_as_it_matters(stage
 
 
 @run_by("serve")
-async def test_several_groups_are_made_at_once(stage, /):
+async def test_several_groups_are_created_by_one_request(stage, /):
     client = await stage.client()
     groups = [GroupConfig("g"), GroupConfig("h", retry_max_times=1)]
     await client.ok(PUT_ALL, body=GroupConfigList(groups).write())
 
-    assert [await config(client, each.group_name) for each in groups] == groups
+    assert [await config(client, group.group_name) for group in groups] == groups
 
 
 @pytest.mark.parametrize("name", ["", "x" * 256])
 @run_by("serve")
-async def test_a_group_that_cannot_be_is_refused_and_so_is_all_that_came_with_it(stage, /, name):
+async def test_an_invalid_group_name_refuses_the_whole_request(stage, /, name):
     client = await stage.client()
     both = GroupConfigList([GroupConfig("good"), GroupConfig(name)])
 
@@ -64,12 +64,12 @@ async def test_a_group_that_cannot_be_is_refused_and_so_is_all_that_came_with_it
 @pytest.mark.parametrize("code", [PUT, PUT_ALL])
 @pytest.mark.parametrize("body", [b"", b"{}", b"[]"])
 @run_by("serve")
-async def test_a_body_that_is_no_group_is_refused(stage, /, code, body):
+async def test_a_malformed_group_body_is_refused(stage, /, code, body):
     assert await (await stage.client()).code_of(code, body=body) == ERROR
 
 
 @run_by("serve")
-async def test_all_groups_are_shown_with_the_state_they_are_in(stage, /):
+async def test_all_groups_are_listed_with_their_data_version(stage, /):
     client = await stage.client()
     before = GroupConfigs.read((await client.ok(GET_ALL)).body)
     assert "TOOLS_CONSUMER" in before.subscription_group_table
@@ -83,7 +83,7 @@ async def test_all_groups_are_shown_with_the_state_they_are_in(stage, /):
 
 
 @run_by("serve")
-async def test_a_group_nobody_made_is_unknown_and_asking_does_not_make_it(stage, /):
+async def test_asking_for_an_unknown_group_does_not_create_it(stage, /):
     client = await stage.client()
 
     assert await config(client, "g") == -NO_GROUP
@@ -102,9 +102,7 @@ async def test_a_group_nobody_made_is_unknown_and_asking_does_not_make_it(stage,
     ],
 )
 @run_by("serve")
-async def test_a_deleted_group_leaves_its_offsets_unless_either_releases_flag_takes_them(
-    stage, /, flags, left
-):
+async def test_a_deleted_group_keeps_its_offsets_unless_a_flag_removes_them(stage, /, flags, left):
     client = await stage.client()
     await client.ok(PUT, body=GroupConfig("g").write())
     await client.fill("T", 5)
@@ -116,12 +114,12 @@ async def test_a_deleted_group_leaves_its_offsets_unless_either_releases_flag_ta
 
 
 @run_by("serve")
-async def test_deleting_what_is_not_there_is_harmless(stage, /):
+async def test_deleting_an_unknown_group_succeeds(stage, /):
     await (await stage.client()).ok(DELETE, DeleteGroup("g"))
 
 
 @run_by("serve")
-async def test_what_was_counted_for_a_group_goes_with_it(stage, /):
+async def test_deleting_a_group_removes_its_counters(stage, /):
     client = await stage.client()
     await client.send("T")
     await client.pull("T", group="g")
@@ -132,7 +130,7 @@ async def test_what_was_counted_for_a_group_goes_with_it(stage, /):
 
 
 @run_by(in_world)
-async def test_a_change_is_on_the_disk_when_it_is_confirmed(stage, /):
+async def test_a_confirmed_group_change_is_durable(stage, /):
     client = await stage.client()
     await client.ok(PUT, body=GroupConfig("g", retry_max_times=2).write())
     assert b'"retryMaxTimes": 2' in stage.disk.durable("config/groups.json")
@@ -145,7 +143,7 @@ async def test_a_change_is_on_the_disk_when_it_is_confirmed(stage, /):
 
 
 @run_by(in_world)
-async def test_a_change_that_cannot_be_kept_is_not_confirmed(stage, /):
+async def test_a_group_change_that_cannot_be_saved_is_refused(stage, /):
     client = await stage.client()
     stage.disk.fail_writes(1)
     assert await client.code_of(PUT, body=GroupConfig("g").write()) == ERROR

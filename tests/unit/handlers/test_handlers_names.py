@@ -1,5 +1,5 @@
-"""Names of groups and clients at the broker's door: what stock clients choose passes, and what
-could forge a line of a terminal or of a log does not.
+"""Names of groups and clients in requests: names of stock clients are accepted, and names that
+could forge a line of a terminal or of a log are refused.
 """
 
 import json
@@ -35,7 +35,7 @@ async def groups_of(client):
 
 @pytest.mark.parametrize("name", BAD)
 @run_by("serve")
-async def test_no_request_brings_in_a_consumer_group_that_cannot_be_shown(stage, /, name):
+async def test_unprintable_consumer_group_names_are_refused_by_every_request(stage, /, name):
     client = await stage.client()
     await client.topic("T")
     await client.commit("good", "T", 0, 0)
@@ -66,7 +66,7 @@ async def test_no_request_brings_in_a_consumer_group_that_cannot_be_shown(stage,
 
 @pytest.mark.parametrize("name", BAD)
 @run_by("serve")
-async def test_no_request_brings_in_a_producer_group_that_cannot_be_shown(stage, /, name):
+async def test_unprintable_producer_group_names_are_refused_by_every_request(stage, /, name):
     client = await stage.client()
     await client.topic("T")
 
@@ -92,7 +92,7 @@ async def test_no_request_brings_in_a_producer_group_that_cannot_be_shown(stage,
 
 @pytest.mark.parametrize("name", ["c\x1b]0;t\x07", "c\nd", "c\x9b31m", "c\u202ed", "c" * 1025])
 @run_by("serve")
-async def test_no_client_id_that_cannot_be_shown_is_taken(stage, /, name):
+async def test_unprintable_client_ids_are_refused(stage, /, name):
     client = await stage.client()
     await client.topic("T")
 
@@ -110,7 +110,7 @@ async def test_no_client_id_that_cannot_be_shown_is_taken(stage, /, name):
 
 
 @run_by("serve")
-async def test_the_names_of_stock_clients_pass(stage, /):
+async def test_the_names_used_by_stock_clients_are_accepted(stage, /):
     client = await stage.client()
     await client.topic("T")
     for client_id in CLIENT_IDS:

@@ -1,4 +1,4 @@
-"""14, 15, 29 to 32, 41 to 43: places in queues, and who holds a queue."""
+"""14, 15, 29 to 32, 41 to 43: offsets in queues, and locks of queues."""
 
 import pytest
 
@@ -30,7 +30,7 @@ async def offset_of(client, code, header, **given):
 
 
 @run_by("serve")
-async def test_what_a_group_told_is_what_it_is_told(stage, /):
+async def test_a_committed_offset_is_returned_even_if_it_went_back(stage, /):
     client = await stage.client()
     await client.topic("T")
     await client.fill("T", 6)
@@ -41,8 +41,8 @@ async def test_what_a_group_told_is_what_it_is_told(stage, /):
 
 
 @run_by("serve")
-async def test_a_group_cannot_have_come_further_than_the_queue(stage, /):
-    """An offset behind the end would hide the messages that come next."""
+async def test_a_commit_beyond_the_end_of_the_queue_is_cut_to_the_end(stage, /):
+    """An offset beyond the end would hide the messages that come next."""
     client = await stage.client()
     await client.topic("T")
     await client.fill("T", 3)
@@ -55,7 +55,7 @@ async def test_a_group_cannot_have_come_further_than_the_queue(stage, /):
 
 @pytest.mark.parametrize(("zero", "found"), [(None, 0), (True, 0), (False, -NOT_FOUND)])
 @run_by("serve")
-async def test_a_new_group_begins_a_young_queue_at_its_start_unless_it_asks_not_to(
+async def test_a_new_group_starts_a_young_queue_at_zero_unless_it_asks_not_to(
     stage, /, zero, found
 ):
     client = await stage.client()
@@ -66,7 +66,7 @@ async def test_a_new_group_begins_a_young_queue_at_its_start_unless_it_asks_not_
 
 
 @run_by("serve")
-async def test_a_new_group_is_told_nothing_where_the_first_messages_are_gone(stage, /):
+async def test_a_new_group_gets_no_offset_where_the_first_messages_are_deleted(stage, /):
     client = await stage.client()
     await client.fill("T", 3)
     await client.ok(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader("T"))
@@ -77,7 +77,7 @@ async def test_a_new_group_is_told_nothing_where_the_first_messages_are_gone(sta
 
 @pytest.mark.parametrize(("more", "found"), [(0, 0), (1, -NOT_FOUND)])
 @run_by("serve")
-async def test_a_new_group_is_told_nothing_where_the_first_message_is_old(stage, /, more, found):
+async def test_a_new_group_gets_no_offset_where_the_first_message_is_old(stage, /, more, found):
     client = await stage.client()
     await client.send("T")
     log = stage.broker.store.log
@@ -101,7 +101,7 @@ def log_that_ends(log, end):
 
 @pytest.mark.parametrize("offset", [-1, -(2**63)])
 @run_by("serve")
-async def test_an_offset_below_zero_is_no_offset_and_no_fault(stage, /, offset):
+async def test_a_commit_of_a_negative_offset_is_ignored(stage, /, offset):
     """The Node client says -1 where it has consumed nothing yet."""
     client = await stage.client()
     await client.fill("T", 5)
@@ -114,7 +114,7 @@ async def test_an_offset_below_zero_is_no_offset_and_no_fault(stage, /, offset):
 
 
 @run_by("serve")
-async def test_a_one_way_commit_counts_and_is_not_answered(stage, /):
+async def test_a_one_way_commit_is_stored_and_not_answered(stage, /):
     client = await stage.client()
     await client.topic("T")
     await client.fill("T", 5)
@@ -124,7 +124,7 @@ async def test_a_one_way_commit_counts_and_is_not_answered(stage, /):
 
 
 @run_by("serve")
-async def test_all_offsets_are_shown_under_rocketmqs_names(stage, /):
+async def test_all_offsets_are_listed_in_the_format_of_rocketmq(stage, /):
     client = await stage.client()
     await client.topic("T", 2)
     await client.fill("T", 5, queue=1)
@@ -140,7 +140,7 @@ async def test_all_offsets_are_shown_under_rocketmqs_names(stage, /):
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
 @run_by("serve")
-async def test_a_queue_has_a_first_and_a_last_offset(stage, /, kind):
+async def test_the_minimum_and_maximum_offsets_of_a_queue_are_answered(stage, /, kind):
     client = await stage.client()
     await client.topic("T", 2)
     await client.fill("T", 3)
@@ -152,7 +152,7 @@ async def test_a_queue_has_a_first_and_a_last_offset(stage, /, kind):
 
 
 @run_by("serve")
-async def test_what_is_deleted_moves_the_first_offset(stage, /):
+async def test_deleting_messages_moves_the_minimum_offset(stage, /):
     client = await stage.client()
     await client.fill("T", 3)
     await client.ok(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader("T"))
@@ -164,7 +164,7 @@ async def test_what_is_deleted_moves_the_first_offset(stage, /):
 
 @pytest.mark.parametrize("code", [NEWEST, OLDEST, EARLIEST])
 @run_by("serve")
-async def test_only_queues_that_are_there_have_bounds(stage, /, code):
+async def test_asking_for_the_bounds_of_a_missing_queue_is_an_error(stage, /, code):
     client = await stage.client()
     await client.topic("T", 2)
 
@@ -174,7 +174,7 @@ async def test_only_queues_that_are_there_have_bounds(stage, /, code):
 
 
 @run_by("serve")
-async def test_the_first_message_has_a_time_and_none_has_none(stage, /):
+async def test_the_time_of_the_first_message_is_minus_one_in_an_empty_queue(stage, /):
     client = await stage.client()
     await client.topic("T", 2)
     await client.send("T")
@@ -192,7 +192,7 @@ async def test_the_first_message_has_a_time_and_none_has_none(stage, /):
 
 
 def by_time(times, cases):
-    """Messages stored at seconds after the start, and what is found for others."""
+    """Store messages at these seconds after the start, and look up the offsets of other times."""
 
     async def main(stage):
         client = await stage.client()
@@ -201,7 +201,7 @@ def by_time(times, cases):
         for second in times:
             await stage.passes((start + second * 1000 - stage.clock.wall_ms()) / 1000)
             await client.send("T")
-        stored = [each.stored_ms for each in (await client.pull("T")).records]
+        stored = [record.stored_ms for record in (await client.pull("T")).records]
         assert all(
             abs(at - start - second * 1000) < 50 for at, second in zip(stored, times, strict=True)
         )
@@ -216,7 +216,7 @@ def by_time(times, cases):
     return main
 
 
-def test_without_a_boundary_the_nearest_message_is_found_as_4_9_does():
+def test_without_a_boundary_the_nearest_message_is_found_as_in_rocketmq_4_9():
     cases = [
         (-100, None, 0),
         (10, None, 0),
@@ -230,25 +230,25 @@ def test_without_a_boundary_the_nearest_message_is_found_as_4_9_does():
 
 
 @pytest.mark.parametrize("spelling", ["lower", "LOWER"])
-def test_with_the_lower_boundary_the_first_at_or_after_is_found(spelling):
+def test_with_the_lower_boundary_the_first_message_at_or_after_the_time_is_found(spelling):
     cases = [(-100, 0), (10, 0), (11, 1), (20, 1), (39, 2), (40, 2), (100, 3)]
     in_world(by_time([10, 20, 40], [(second, spelling, found) for second, found in cases]))
 
 
 @pytest.mark.parametrize("spelling", ["upper", "UPPER"])
-def test_with_the_upper_boundary_the_last_at_or_before_is_found(spelling):
+def test_with_the_upper_boundary_the_last_message_at_or_before_the_time_is_found(spelling):
     cases = [(-100, 0), (10, 0), (11, 0), (20, 1), (39, 1), (40, 2), (100, 2)]
     in_world(by_time([10, 20, 40], [(second, spelling, found) for second, found in cases]))
 
 
 @run_by(in_world)
-async def test_of_two_equally_near_the_earlier_is_found(stage, /):
+async def test_of_two_equally_near_messages_the_earlier_is_found(stage, /):
     client = await stage.client()
     await client.topic("T")
     await client.send("T")
     await stage.passes(2.0)
     await client.send("T")
-    first, second = (each.stored_ms for each in (await client.pull("T")).records)
+    first, second = (record.stored_ms for record in (await client.pull("T")).records)
     middle = (first + second) // 2
     assert (second - first) % 2 == 0 or middle - first < second - middle
 
@@ -256,13 +256,13 @@ async def test_of_two_equally_near_the_earlier_is_found(stage, /):
 
 
 @run_by(in_world)
-async def test_of_messages_stored_at_one_time_the_boundaries_tell_first_and_last(stage, /):
+async def test_among_messages_of_equal_time_the_boundary_picks_the_first_or_the_last(stage, /):
     client = await stage.client()
     await client.topic("T")
     await client.fill("T", 5)
     records = (await client.pull("T")).records
     at = records[0].stored_ms
-    alike = sum(each.stored_ms == at for each in records)
+    alike = sum(record.stored_ms == at for record in records)
     assert alike > 1
 
     for boundary, expected in [(None, 0), ("lower", 0), ("upper", alike - 1)]:
@@ -272,7 +272,7 @@ async def test_of_messages_stored_at_one_time_the_boundaries_tell_first_and_last
 
 @pytest.mark.parametrize("boundary", [None, "lower", "upper"])
 @run_by("serve")
-async def test_in_an_empty_queue_every_time_is_its_start(stage, /, boundary):
+async def test_any_time_in_an_empty_queue_gives_its_start(stage, /, boundary):
     client = await stage.client()
     await client.topic("T")
 
@@ -294,7 +294,7 @@ async def unlock(client, *queues, **given):
 
 
 @run_by("serve")
-async def test_the_answer_names_exactly_the_queues_one_has(stage, /):
+async def test_a_lock_request_is_answered_with_exactly_the_queues_that_were_locked(stage, /):
     one, other = await stage.clients(2)
     assert await lock(one, queue("T", 0), queue("T", 1)) == [queue("T", 0), queue("T", 1)]
     assert await lock(other, queue("T", 1), queue("T", 2)) == [queue("T", 2)]
@@ -303,7 +303,7 @@ async def test_the_answer_names_exactly_the_queues_one_has(stage, /):
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
 @run_by("serve")
-async def test_a_queue_is_free_again_when_it_is_given_back(stage, /, kind):
+async def test_an_unlocked_queue_can_be_locked_by_another_client(stage, /, kind):
     one, other = await stage.clients(2)
     await lock(one, queue("T"), kind=kind)
     await unlock(other, queue("T"))
@@ -324,7 +324,7 @@ async def test_a_one_way_unlock_is_not_answered(stage, /):
 
 
 @run_by("serve")
-async def test_a_lock_lives_for_a_minute_after_it_was_last_renewed(stage, /):
+async def test_a_lock_expires_a_minute_after_its_last_renewal(stage, /):
     one, other = await stage.clients(2)
     await lock(one, queue("T"))
     await stage.passes(40)
@@ -337,7 +337,7 @@ async def test_a_lock_lives_for_a_minute_after_it_was_last_renewed(stage, /):
 
 
 @run_by("serve")
-async def test_a_5_x_client_says_more_and_is_understood(stage, /):
+async def test_unknown_fields_of_a_rocketmq_5_lock_request_are_ignored(stage, /):
     client = await stage.client()
     body = (
         b'{"clientId":"c","consumerGroup":"g","mqSet":[{"brokerName":"broker-a","queueId":0,'
@@ -362,7 +362,7 @@ def test_offsets_of_a_group_survive_a_restart():
 
 
 @run_by("serve", with_topics(auto_create_groups=False))
-async def test_offsets_are_told_for_groups_nobody_made(stage, /):
+async def test_offsets_are_answered_for_groups_that_were_never_created(stage, /):
     client = await stage.client()
     await client.topic("T")
     await client.fill("T", 7)

@@ -42,7 +42,7 @@ async def fill(client):
 
 @pytest.mark.parametrize("count", [1, 2, 100])
 @run_by(in_world)
-async def test_waiting_messages_come_in_the_order_of_their_times(stage, /, count):
+async def test_delayed_messages_are_listed_in_the_order_of_their_times(stage, /, count):
     client = await stage.client()
     await fill(client)
     found, page, _ = await delayed(client, count=count)
@@ -60,7 +60,7 @@ async def test_waiting_messages_come_in_the_order_of_their_times(stage, /, count
 
 
 @run_by(in_world)
-async def test_only_the_wanted_level_and_time_come_however_little_a_request_looks_at(
+async def test_the_list_filters_by_level_and_time_even_with_a_small_scan_budget(
     stage, /, monkeypatch
 ):
     monkeypatch.setattr(schedule, "BUDGET", 1)
@@ -80,7 +80,7 @@ async def test_only_the_wanted_level_and_time_come_however_little_a_request_look
 
 
 @run_by(in_lives, DURABLE)
-async def test_messages_leave_the_list_when_they_are_due_or_recalled_also_over_a_restart(stage, /):
+async def test_due_and_recalled_messages_leave_the_list_also_after_a_restart(stage, /):
     client = await stage.client()
     await fill(client)
     await stage.passes(15)
@@ -102,7 +102,7 @@ async def test_messages_leave_the_list_when_they_are_due_or_recalled_also_over_a
 
 
 @run_by(in_world)
-async def test_a_recall_by_hand_names_its_person_and_is_audited_and_a_producers_is_not(stage, /):
+async def test_a_recall_by_an_operator_is_audited_and_one_by_a_producer_is_not(stage, /):
     client = await stage.client()
     await fill(client)
     found, _, _ = await delayed(client)
@@ -124,7 +124,7 @@ async def test_a_recall_by_hand_names_its_person_and_is_audited_and_a_producers_
 
 
 @run_by(in_world)
-async def test_a_setting_says_its_default_and_where_its_value_comes_from(stage, /):
+async def test_a_setting_is_shown_with_its_default_and_the_source_of_its_value(stage, /):
     client = await stage.client()
     changes = java.dumps({"fileReservedTime": "73"})
     await client.ok(RequestCode.UPDATE_BROKER_CONFIG, body=changes)

@@ -1,4 +1,4 @@
-"""202, 208, 300, 303, 308, 314, 317, 321, 343, 345: how far groups have come, as Java reads it."""
+"""202, 208, 300, 303, 308, 314, 317, 321, 343, 345: the progress of groups, as Java reads it."""
 
 import json
 import re
@@ -51,7 +51,7 @@ async def pairs(client, group, topic=None, topics=None, **given):
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
 @run_by("serve")
-async def test_the_bounds_of_a_topics_queues_are_keyed_by_queues_as_objects(stage, /, kind):
+async def test_the_statistics_of_a_topic_use_queue_objects_as_json_keys(stage, /, kind):
     client = await stage.client()
     await client.topic("T", 2)
     await client.fill("T", 3)
@@ -69,7 +69,7 @@ async def test_the_bounds_of_a_topics_queues_are_keyed_by_queues_as_objects(stag
 
 
 @run_by("serve")
-async def test_an_unknown_topic_has_no_queues(stage, /):
+async def test_the_statistics_of_an_unknown_topic_are_refused(stage, /):
     assert await (await stage.client()).code_of(OF_TOPIC, TopicHeader("T")) == NO_TOPIC
 
 
@@ -78,11 +78,11 @@ async def test_an_unknown_topic_has_no_queues(stage, /):
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
 @run_by("serve")
-async def test_how_far_a_group_is_is_keyed_by_queues_as_objects(stage, /, kind):
+async def test_the_progress_of_a_group_uses_queue_objects_as_json_keys(stage, /, kind):
     client = await stage.client()
     await client.topic("T")
     await client.fill("T", 3)
-    stored = [each.stored_ms for each in (await client.pull("T")).records]
+    stored = [record.stored_ms for record in (await client.pull("T")).records]
     await client.commit("g", "T", 0, 2)
     answer = await client.ok(OF_GROUP, ConsumeStatsQuery("g"), kind=kind)
 
@@ -94,7 +94,7 @@ async def test_how_far_a_group_is_is_keyed_by_queues_as_objects(stage, /, kind):
 
 
 @run_by("serve")
-async def test_a_group_is_shown_in_all_its_topics_its_retries_with_them_or_in_those_named(stage, /):
+async def test_progress_covers_all_topics_of_a_group_or_only_the_named_ones(stage, /):
     client = await stage.client()
     await client.send("%RETRY%g")
     for name in ("T", "U"):
@@ -102,10 +102,12 @@ async def test_a_group_is_shown_in_all_its_topics_its_retries_with_them_or_in_th
         await client.commit("g", name, 0, 1)
     await client.commit("g", "%RETRY%g", 0, 1)
 
-    topics = {each.topic for each in await pairs(client, "g")}
+    topics = {message_queue.topic for message_queue in await pairs(client, "g")}
     assert topics == {"T", "U", "%RETRY%g"}
     assert set(await pairs(client, "g", "U")) == {queue("U", 0), queue("U", 1)}
-    assert {each.topic for each in await pairs(client, "g", "T", "U;%RETRY%g;none")} == {
+    assert {
+        message_queue.topic for message_queue in await pairs(client, "g", "T", "U;%RETRY%g;none")
+    } == {
         "U",
         "%RETRY%g",
     }
@@ -114,22 +116,22 @@ async def test_a_group_is_shown_in_all_its_topics_its_retries_with_them_or_in_th
 
 
 @run_by("serve")
-async def test_what_a_group_no_longer_subscribes_to_is_left_out_while_it_is_online(stage, /):
+async def test_progress_of_an_online_group_omits_topics_it_no_longer_subscribes_to(stage, /):
     client = await stage.client()
     for name in ("T", "U"):
         await client.topic(name)
         await client.commit("g", name, 0, 1)
     await client.beat(consumer("g", "T"))
-    assert {each.topic for each in await pairs(client, "g")} == {"T"}
+    assert {message_queue.topic for message_queue in await pairs(client, "g")} == {"T"}
     client.close()
     other = await stage.client()
     await other.ok(RequestCode.GET_ALL_TOPIC_CONFIG)
 
-    assert {each.topic for each in await pairs(other, "g")} == {"T", "U"}
+    assert {message_queue.topic for message_queue in await pairs(other, "g")} == {"T", "U"}
 
 
 @run_by(in_world)
-async def test_a_group_has_the_rate_of_the_last_minute(stage, /):
+async def test_the_consume_rate_of_a_group_covers_the_last_minute(stage, /):
     client = await stage.client()
     await client.fill("T", 30)
     await stage.passes(120)
@@ -147,7 +149,7 @@ async def test_a_group_has_the_rate_of_the_last_minute(stage, /):
 
 
 @run_by("serve")
-async def test_all_groups_are_shown_topic_by_topic_and_what_there_is_left(stage, /):
+async def test_the_progress_of_all_groups_is_shown_by_topic_with_the_total_lag(stage, /):
     client = await stage.client()
     await client.topic("T")
     await client.topic("O", order=True)
@@ -162,9 +164,9 @@ async def test_all_groups_are_shown_topic_by_topic_and_what_there_is_left(stage,
         assert b"}:{" in body
         value = fastjson.loads(body)
         assert value["brokerAddr"] == stage.broker.address
-        (stats,) = [each["g"] for each in value["consumeStatsList"] if "g" in each]
-        topics = [dict(key)["topic"] for each in stats for key in each["offsetTable"]]
-        assert all("consumeTps" in each for each in stats)
+        (stats,) = [entry["g"] for entry in value["consumeStatsList"] if "g" in entry]
+        topics = [dict(key)["topic"] for entry in stats for key in entry["offsetTable"]]
+        assert all("consumeTps" in entry for entry in stats)
         return topics, value["totalDiff"]
 
     assert await shown(ordered=False) == (["T", "O"], 4)
@@ -175,7 +177,7 @@ async def test_all_groups_are_shown_topic_by_topic_and_what_there_is_left(stage,
 
 
 @run_by("serve")
-async def test_who_consumes_a_topic_is_who_is_online_and_who_has_been(stage, /):
+async def test_the_consumers_of_a_topic_are_the_groups_online_or_with_offsets(stage, /):
     client = await stage.client()
     await client.topic("T")
     await client.beat(consumer("online", "T"), consumer("other", "U"))
@@ -189,7 +191,7 @@ async def test_who_consumes_a_topic_is_who_is_online_and_who_has_been(stage, /):
 
 
 @run_by("serve")
-async def test_which_topics_a_group_has_been_in(stage, /):
+async def test_the_topics_of_a_group_are_those_with_committed_offsets(stage, /):
     client = await stage.client()
     await client.fill("U", 1)
     await client.fill("T", 1)
@@ -202,7 +204,7 @@ async def test_which_topics_a_group_has_been_in(stage, /):
 
 
 @run_by("serve")
-async def test_what_a_group_wants_of_a_topic(stage, /):
+async def test_the_subscription_of_a_group_to_a_topic_is_answered(stage, /):
     client = await stage.client()
     await client.beat(consumer("g", T="A"))
 
@@ -219,13 +221,13 @@ async def test_what_a_group_wants_of_a_topic(stage, /):
 
 
 @run_by(in_world)
-async def test_how_late_a_group_is(stage, /):
+async def test_the_delay_of_a_group_is_the_age_of_its_next_message(stage, /):
     client = await stage.client()
     await client.topic("T", 2)
     for _ in range(3):
         await client.send("T")
         await stage.passes(10)
-    times = [each.stored_ms for each in (await client.pull("T")).records]
+    times = [record.stored_ms for record in (await client.pull("T")).records]
     await client.commit("g", "T", 0, 1)
     answer = await client.ok(SPANS, TopicAndGroup("T", "g"))
 
@@ -242,7 +244,7 @@ async def test_how_late_a_group_is(stage, /):
 
 
 @run_by("serve")
-async def test_how_far_the_slowest_group_is(stage, /):
+async def test_offset_corrections_follow_the_slowest_group(stage, /):
     client = await stage.client()
     await client.topic("T")
     await client.fill("T", 10)
@@ -266,7 +268,7 @@ async def test_how_far_the_slowest_group_is(stage, /):
     ("topic", "moved"), [(None, {"T": 5, "U": 6}), ("", {"T": 5, "U": 6}), ("U", {"U": 6})]
 )
 @run_by("serve")
-async def test_a_group_goes_on_where_another_is(stage, /, topic, moved):
+async def test_cloning_offsets_moves_a_group_to_the_offsets_of_another(stage, /, topic, moved):
     client = await stage.client()
     for name, offset in (("T", 5), ("U", 6)):
         await client.topic(name)
@@ -276,13 +278,13 @@ async def test_a_group_goes_on_where_another_is(stage, /, topic, moved):
     await client.ok(CLONE, CloneOffset("from", "to", topic))
 
     offsets = stage.broker.offsets
-    assert {each: offsets.get("to", each, 0) for each in offsets.topics_of("to")} == moved
+    assert {cloned: offsets.get("to", cloned, 0) for cloned in offsets.topics_of("to")} == moved
     await client.ok(CLONE, CloneOffset("nobody", "to", topic))
 
 
 @pytest.mark.parametrize(("offline", "moved"), [(False, []), (True, ["T"])])
 @run_by("serve")
-async def test_what_a_group_online_ignores_is_cloned_only_if_that_is_asked_for(
+async def test_offsets_of_topics_an_online_group_left_are_cloned_only_on_request(
     stage, /, offline, moved
 ):
     client = await stage.client()
@@ -299,7 +301,7 @@ async def test_what_a_group_online_ignores_is_cloned_only_if_that_is_asked_for(
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
 @run_by("serve")
-async def test_a_queues_entries_are_shown(stage, /, kind):
+async def test_the_entries_of_a_queue_are_shown(stage, /, kind):
     client = await stage.client()
     await client.topic("T")
     for tag in ("A", "B", "C"):
@@ -310,10 +312,10 @@ async def test_a_queues_entries_are_shown(stage, /, kind):
 
     shown = QueueEntries.read(answer.body)
     assert (shown.min_queue_index, shown.max_queue_index) == (0, 3)
-    assert [each.physic_offset for each in shown.queue_data] == [
-        each.position for each in records[1:]
+    assert [entry.physic_offset for entry in shown.queue_data] == [
+        entry.position for entry in records[1:]
     ]
-    assert [each.tags_code for each in shown.queue_data] == [
+    assert [entry.tags_code for entry in shown.queue_data] == [
         string_hash("B"),
         string_hash("C"),
     ]
@@ -323,7 +325,7 @@ async def test_a_queues_entries_are_shown(stage, /, kind):
 
 @pytest.mark.parametrize(("index", "count"), [(3, 5), (99, 5), (-1, 5), (0, 0), (0, -3)])
 @run_by("serve")
-async def test_where_there_are_no_entries_the_bounds_are_told_all_the_same(stage, /, index, count):
+async def test_a_query_of_entries_outside_the_queue_returns_its_bounds(stage, /, index, count):
     client = await stage.client()
     await client.fill("T", 3)
     answer = await client.ok(ENTRIES, QueueEntriesQuery("T", 0, index, count))
@@ -334,7 +336,7 @@ async def test_where_there_are_no_entries_the_bounds_are_told_all_the_same(stage
 
 
 @run_by("serve")
-async def test_with_its_entries_a_queue_is_shown_to_a_group_with_what_that_wants(stage, /):
+async def test_the_entries_of_a_queue_are_shown_with_the_subscription_of_a_group(stage, /):
     client = await stage.client()
     await client.send("T")
 
@@ -353,7 +355,7 @@ async def test_with_its_entries_a_queue_is_shown_to_a_group_with_what_that_wants
 
 @pytest.mark.parametrize(("topic", "number"), [("U", 0), ("T", 1), ("T", -1)])
 @run_by("serve")
-async def test_a_queue_that_is_not_there_has_no_entries(stage, /, topic, number):
+async def test_a_query_of_the_entries_of_a_missing_queue_is_an_error(stage, /, topic, number):
     client = await stage.client()
     await client.topic("T")
 
@@ -361,7 +363,7 @@ async def test_a_queue_that_is_not_there_has_no_entries(stage, /, topic, number)
 
 
 @run_by("serve")
-async def test_entries_before_and_behind_a_checkpoint_are_shown_together(stage, /):
+async def test_entries_before_and_after_a_checkpoint_are_shown_together(stage, /):
     client = await stage.client()
     await client.topic("T")
     await client.fill("T", 2)

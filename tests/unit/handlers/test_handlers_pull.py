@@ -35,7 +35,9 @@ LITE = int(PullFlag.LITE)
 @pytest.mark.parametrize("kind", [JSON, BINARY])
 @pytest.mark.parametrize("code", [PULL, LITE_PULL])
 @run_by("serve")
-async def test_a_pull_is_answered_with_whole_records_and_in_kind(stage, /, code, kind):
+async def test_a_pull_is_answered_with_whole_records_in_the_encoding_of_the_request(
+    stage, /, code, kind
+):
     client = await stage.client()
     await client.fill("T", 3)
     answer = await client.ok(code, pulling("T", 1, flags=LITE), kind=kind)
@@ -75,7 +77,9 @@ async def test_every_outcome_has_its_code_and_all_four_offsets(
 
 @pytest.mark.parametrize(("offset", "code"), [(0, AT_END), (1, MOVED), (-1, MOVED)])
 @run_by("serve")
-async def test_in_an_empty_queue_a_consumer_waits_at_0_and_is_sent_there(stage, /, offset, code):
+async def test_a_pull_of_an_empty_queue_at_another_offset_is_sent_to_offset_0(
+    stage, /, offset, code
+):
     client = await stage.client()
     await client.topic("T")
     found = await client.pull("T", offset)
@@ -84,7 +88,7 @@ async def test_in_an_empty_queue_a_consumer_waits_at_0_and_is_sent_there(stage, 
 
 
 @run_by("serve")
-async def test_deleted_messages_are_behind_and_where_to_go_on_is_told(stage, /):
+async def test_a_pull_of_deleted_messages_is_sent_to_the_first_kept_offset(stage, /):
     client = await stage.client()
     await client.fill("T", 3)
     await client.ok(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader("T"))
@@ -97,7 +101,7 @@ async def test_deleted_messages_are_behind_and_where_to_go_on_is_told(stage, /):
 
 
 @run_by("serve")
-async def test_a_pull_gets_no_more_than_it_asks_for(stage, /):
+async def test_a_pull_returns_no_more_messages_than_it_asks_for(stage, /):
     client = await stage.client()
     await client.fill("T", 40)
 
@@ -106,11 +110,11 @@ async def test_a_pull_gets_no_more_than_it_asks_for(stage, /):
     assert len((await client.pull("T", max_msg_bytes=1)).bodies) == 1
 
 
-# What is looked at first, in this order
+# The order of the checks
 
 
 @run_by("serve", with_topics(auto_create_groups=False))
-async def test_a_group_that_may_not_be_made_by_pulling_is_unknown(stage, /):
+async def test_with_auto_creation_off_a_pull_of_an_unknown_group_is_refused(stage, /):
     client = await stage.client()
     await client.topic("T")
 
@@ -118,7 +122,7 @@ async def test_a_group_that_may_not_be_made_by_pulling_is_unknown(stage, /):
 
 
 @run_by("serve")
-async def test_a_group_may_be_kept_from_consuming(stage, /):
+async def test_a_pull_of_a_group_with_consuming_disabled_is_refused(stage, /):
     client = await stage.client()
     config = GroupConfig("group", consume_enable=False)
     await client.ok(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=config.write())
@@ -127,14 +131,14 @@ async def test_a_group_may_be_kept_from_consuming(stage, /):
 
 
 @run_by("serve")
-async def test_an_unknown_topic_is_not_made_by_pulling(stage, /):
+async def test_a_pull_does_not_create_an_unknown_topic(stage, /):
     client = await stage.client()
 
     assert (await client.pull("T")).code == NO_TOPIC
 
 
 @run_by("serve")
-async def test_a_topic_may_be_closed_for_reading(stage, /):
+async def test_a_pull_of_a_topic_without_read_permission_is_refused(stage, /):
     client = await stage.client()
     await client.topic("T", perm=2)
 
@@ -143,7 +147,7 @@ async def test_a_topic_may_be_closed_for_reading(stage, /):
 
 @pytest.mark.parametrize("number", [-1, 2, 99])
 @run_by("serve")
-async def test_only_queues_that_can_be_read_can_be_pulled(stage, /, number):
+async def test_a_pull_of_a_queue_outside_the_read_queues_is_an_error(stage, /, number):
     client = await stage.client()
     await client.topic("T", 2, write=4)
 
@@ -151,7 +155,7 @@ async def test_only_queues_that_can_be_read_can_be_pulled(stage, /, number):
 
 
 @run_by("serve")
-async def test_without_its_own_subscription_a_pull_needs_its_group_online(stage, /):
+async def test_a_pull_without_a_subscription_of_an_offline_group_is_refused(stage, /):
     client = await stage.client()
     await client.topic("T")
 
@@ -159,7 +163,7 @@ async def test_without_its_own_subscription_a_pull_needs_its_group_online(stage,
 
 
 @run_by("serve")
-async def test_a_group_may_be_kept_from_broadcasting(stage, /):
+async def test_a_broadcasting_group_is_refused_where_broadcasting_is_disabled(stage, /):
     client = await stage.client()
     await client.topic("T")
     config = GroupConfig("group", consume_broadcast_enable=False)
@@ -171,7 +175,7 @@ async def test_a_group_may_be_kept_from_broadcasting(stage, /):
 
 
 @run_by("serve")
-async def test_a_topic_that_the_group_does_not_subscribe_to_is_not_given(stage, /):
+async def test_a_pull_of_a_topic_outside_the_subscription_is_refused(stage, /):
     client = await stage.client()
     await client.topic("T")
     await client.beat(consumer("group", "U"))
@@ -181,7 +185,7 @@ async def test_a_topic_that_the_group_does_not_subscribe_to_is_not_given(stage, 
 
 @pytest.mark.parametrize(("version", "code"), [(0, AT_END), (1, AT_END), (2, OLD_SUBSCRIPTION)])
 @run_by("serve")
-async def test_a_subscription_older_than_the_pulls_is_not_used(stage, /, version, code):
+async def test_a_pull_is_refused_while_the_known_subscription_is_older(stage, /, version, code):
     client = await stage.client()
     await client.topic("T")
     await client.beat(consumer("group", "T"))
@@ -198,7 +202,7 @@ async def tagged(client, *tags):
 
 
 @run_by("serve")
-async def test_the_subscription_of_the_heartbeat_chooses(stage, /):
+async def test_a_pull_without_a_subscription_uses_that_of_the_heartbeat(stage, /):
     client = await stage.client()
     await tagged(client, "A", "B", "C")
     await client.beat(consumer("group", T="A || C"))
@@ -207,7 +211,7 @@ async def test_the_subscription_of_the_heartbeat_chooses(stage, /):
 
 
 @run_by("serve")
-async def test_the_subscription_of_the_pull_goes_before(stage, /):
+async def test_the_subscription_of_a_pull_overrides_that_of_the_heartbeat(stage, /):
     client = await stage.client()
     await tagged(client, "A", "B")
     await client.beat(consumer("group", T="A"))
@@ -216,7 +220,7 @@ async def test_the_subscription_of_the_pull_goes_before(stage, /):
 
 
 @run_by("serve")
-async def test_where_nothing_matches_the_place_moves_on(stage, /):
+async def test_a_pull_without_matches_moves_its_offset_on(stage, /):
     client = await stage.client()
     await tagged(client, "A", "B")
     found = await client.pull("T", tags="X", hold_ms=10_000)
@@ -224,11 +228,11 @@ async def test_where_nothing_matches_the_place_moves_on(stage, /):
     assert (found.code, found.next, found.remark) == (NO_MATCH, 2, "NO_MATCHED_MESSAGE")
 
 
-# Offsets told along the way
+# Offsets committed by a pull
 
 
 @run_by("serve")
-async def test_a_pull_tells_how_far_its_group_has_come(stage, /):
+async def test_a_pull_can_commit_the_offset_of_its_group(stage, /):
     client = await stage.client()
     await client.fill("T", 3)
     await client.pull("T", 99, commit=2)
@@ -239,7 +243,7 @@ async def test_a_pull_tells_how_far_its_group_has_come(stage, /):
 
 @pytest.mark.parametrize(("topic", "commit"), [("T", -1), ("unknown", 5)])
 @run_by("serve")
-async def test_an_offset_that_cannot_be_is_not_kept(stage, /, topic, commit):
+async def test_a_pull_that_commits_an_invalid_offset_stores_none(stage, /, topic, commit):
     client = await stage.client()
     await client.topic("T")
     await client.pull(topic, commit=commit)
@@ -251,7 +255,7 @@ async def test_an_offset_that_cannot_be_is_not_kept(stage, /, topic, commit):
 
 
 @run_by(in_world)
-async def test_a_pull_at_the_end_is_held_until_its_time_is_over(stage, /):
+async def test_a_pull_at_the_end_of_a_queue_is_held_until_its_timeout(stage, /):
     client = await stage.client()
     await client.fill("T", 2)
     began = stage.world.now()
@@ -263,7 +267,7 @@ async def test_a_pull_at_the_end_is_held_until_its_time_is_over(stage, /):
 
 @pytest.mark.parametrize("given", [{}, {"flags": PullFlag.SUSPEND}])
 @run_by(in_world)
-async def test_a_pull_that_may_not_wait_does_not(stage, /, given):
+async def test_a_pull_without_a_hold_time_is_answered_at_once(stage, /, given):
     client = await stage.client()
     await client.topic("T")
     began = stage.world.now()
@@ -296,7 +300,7 @@ async def test_a_shorter_wait_that_begins_later_ends_first(stage, /):
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
 @pytest.mark.parametrize("flush", ["sync", "async"])
-def test_a_message_that_arrives_wakes_who_waits_for_it(flush, kind):
+def test_a_new_message_wakes_a_held_pull_of_its_queue_only(flush, kind):
     async def main(stage):
         waiting, sender = await stage.clients(2)
         await waiting.topic("T", 2)
@@ -315,11 +319,13 @@ def test_a_message_that_arrives_wakes_who_waits_for_it(flush, kind):
 
 
 @run_by(in_world)
-async def test_everybody_who_waits_at_a_queue_is_woken(stage, /):
+async def test_a_new_message_wakes_all_held_pulls_of_its_queue(stage, /):
     clients = await stage.clients(5)
     await clients[0].topic("T")
-    held = [each.asking(PULL, pulling("T", group=each.name, hold_ms=15_000)) for each in clients]
-    await asyncio.gather(*[each.max_offset("T") for each in clients])
+    held = [
+        client.asking(PULL, pulling("T", group=client.name, hold_ms=15_000)) for client in clients
+    ]
+    await asyncio.gather(*[client.max_offset("T") for client in clients])
     assert stage.broker._pulls.held == 5
     await clients[0].send("T", b"news")
 
@@ -329,7 +335,7 @@ async def test_everybody_who_waits_at_a_queue_is_woken(stage, /):
 
 
 @run_by(in_world)
-async def test_a_message_for_others_lets_who_waits_go_on_waiting_behind_it(stage, /):
+async def test_a_message_that_does_not_match_leaves_the_pull_held(stage, /):
     client = await stage.client()
     await client.topic("T")
     held = client.asking(PULL, pulling("T", tags="A", hold_ms=15_000))
@@ -343,7 +349,7 @@ async def test_a_message_for_others_lets_who_waits_go_on_waiting_behind_it(stage
 
 
 @run_by(in_world)
-async def test_who_waits_in_vain_is_told_how_far_it_has_come_meanwhile(stage, /):
+async def test_a_held_pull_that_expires_returns_the_offset_it_has_reached(stage, /):
     client = await stage.client()
     await client.topic("T")
     held = client.asking(PULL, pulling("T", tags="A", hold_ms=15_000))
@@ -354,15 +360,15 @@ async def test_who_waits_in_vain_is_told_how_far_it_has_come_meanwhile(stage, /)
 
 
 @run_by(in_world)
-async def test_more_messages_for_others_than_one_look_takes_in_end_the_wait(stage, /):
-    """Behind them may be one for this consumer, and no further arrival will wake it for that."""
+async def test_a_held_pull_ends_when_more_messages_arrive_than_one_scan_covers(stage, /):
+    """A later one may match, and no further arrival would wake the pull for it."""
     client = await stage.client()
     await client.topic("T")
     held = client.asking(PULL, pulling("T", tags="A", hold_ms=15_000))
     await client.max_offset("T")
     began = stage.world.now()
-    many = batch_of(*[b"x"] * (PULL_SCAN_MAX + 10), TAGS="B")
-    await client.ok(RequestCode.SEND_BATCH_MESSAGE, batching("T"), body=many)
+    body = batch_of(*[b"x"] * (PULL_SCAN_MAX + 10), TAGS="B")
+    await client.ok(RequestCode.SEND_BATCH_MESSAGE, batching("T"), body=body)
 
     found = pulled(await held)
     assert (found.code, found.next) == (NO_MATCH, PULL_SCAN_MAX)
@@ -370,7 +376,7 @@ async def test_more_messages_for_others_than_one_look_takes_in_end_the_wait(stag
 
 
 @run_by(in_world)
-async def test_being_woken_does_not_make_the_wait_longer(stage, /):
+async def test_messages_that_do_not_match_do_not_extend_the_hold_time(stage, /):
     client = await stage.client()
     await client.topic("T")
     began = stage.world.now()
@@ -384,7 +390,7 @@ async def test_being_woken_does_not_make_the_wait_longer(stage, /):
 
 
 @run_by(in_world)
-async def test_the_offset_of_a_held_pull_is_kept_once(stage, /):
+async def test_the_offset_committed_by_a_held_pull_is_not_stored_again_at_its_end(stage, /):
     client = await stage.client()
     await client.fill("T", 2)
     held = client.asking(PULL, pulling("T", 2, commit=1, hold_ms=5_000))
@@ -395,7 +401,7 @@ async def test_the_offset_of_a_held_pull_is_kept_once(stage, /):
 
 
 @run_by(in_world)
-async def test_a_pull_of_somebody_who_has_gone_is_let_go(stage, /):
+async def test_a_held_pull_is_dropped_when_its_connection_closes(stage, /):
     gone, sender = await stage.clients(2)
     await sender.topic("T")
     await gone.beat(consumer("group", "T"))
@@ -413,7 +419,7 @@ async def test_a_pull_of_somebody_who_has_gone_is_let_go(stage, /):
 
 
 @run_by("serve")
-async def test_a_broker_that_stops_lets_everybody_go(stage, /):
+async def test_a_stopping_broker_answers_held_pulls(stage, /):
     client = await stage.client()
     await client.topic("T")
     held = client.asking(PULL, pulling("T", hold_ms=15_000))
@@ -424,7 +430,7 @@ async def test_a_broker_that_stops_lets_everybody_go(stage, /):
 
 
 @run_by("serve")
-async def test_when_too_many_wait_one_more_is_answered_at_once(stage, /):
+async def test_a_pull_beyond_the_limit_of_held_pulls_is_answered_at_once(stage, /):
     client = await stage.client()
     await client.topic("T")
     stage.broker._pulls._holds._limit = 0
@@ -442,7 +448,7 @@ async def test_a_one_way_pull_is_neither_held_nor_answered(stage, /):
 
 
 @run_by(in_world)
-async def test_damage_is_told_to_who_pulls_and_to_who_waits_and_to_nobody_else(stage, /):
+async def test_a_read_error_is_answered_to_the_held_pull_of_that_queue_only(stage, /):
     client = await stage.client()
     await client.topic("T")
     await client.send("U", b"good")
@@ -461,14 +467,14 @@ async def test_damage_is_told_to_who_pulls_and_to_who_waits_and_to_nobody_else(s
 
 
 @run_by("serve")
-async def test_what_is_given_is_counted(stage, /):
+async def test_delivered_messages_and_pull_results_are_counted(stage, /):
     client = await stage.client()
     await client.fill("T", 3)
     found = await client.pull("T")
     await client.pull("T", 3)
 
     counted = stage.broker.statistics
-    size = sum(len(each) for each in [found.answer.body])
+    size = sum(len(body) for body in [found.answer.body])
     assert counted.meter("GROUP_GET_NUMS", "T@group").total == 3
     assert counted.meter("GROUP_GET_SIZE", "T@group").total == size
     assert counted.meter("BROKER_GET_NUMS", "").total == 3
@@ -477,7 +483,7 @@ async def test_what_is_given_is_counted(stage, /):
 
 
 @run_by("serve")
-async def test_a_header_that_is_none_is_answered(stage, /):
+async def test_a_pull_with_the_header_of_another_request_is_an_error(stage, /):
     client = await stage.client()
 
     assert await client.code_of(PULL, sending("T")) == ERROR

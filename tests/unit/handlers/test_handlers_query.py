@@ -24,7 +24,7 @@ async def found(client, topic, key, *, count=64, begin=0, end=EVER, unique=False
     if answer.code:
         return -answer.code
     assert answer.read(QueryAnswer).index_last_update_phyoffset > 0
-    return [each.body for each in records.unpack_all(answer.body)]
+    return [record.body for record in records.unpack_all(answer.body)]
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
@@ -40,7 +40,7 @@ async def test_messages_are_found_by_each_of_their_keys_newest_first(stage, /, k
 
 
 @run_by("serve")
-async def test_a_message_is_found_by_its_own_id(stage, /):
+async def test_a_message_is_found_by_its_unique_key(stage, /):
     client = await stage.client()
     await client.send("T", b"1", UNIQ_KEY="u", KEYS="k")
     await client.send("T", b"2", UNIQ_KEY="v", KEYS="u")
@@ -51,7 +51,7 @@ async def test_a_message_is_found_by_its_own_id(stage, /):
 
 
 @run_by("serve")
-async def test_a_topics_keys_are_its_own(stage, /):
+async def test_a_key_is_found_only_in_its_own_topic(stage, /):
     client = await stage.client()
     await client.send("T", b"1", KEYS="k")
     await client.topic("U")
@@ -76,7 +76,7 @@ async def test_keys_whose_hashes_collide_are_told_apart(stage, /):
 
 
 @run_by(in_world)
-async def test_only_messages_of_the_wanted_time_are_found(stage, /):
+async def test_a_query_by_key_returns_only_messages_in_the_time_range(stage, /):
     client = await stage.client()
     times = []
     for body in (b"1", b"2", b"3"):
@@ -90,7 +90,7 @@ async def test_only_messages_of_the_wanted_time_are_found(stage, /):
 
 
 @run_by("serve")
-async def test_no_more_come_than_an_answer_should_hold(stage, /):
+async def test_a_query_by_key_returns_a_limited_number_of_messages(stage, /):
     client = await stage.client()
     await client.fill("T", 70, KEYS="k", UNIQ_KEY="u")
 
@@ -100,7 +100,7 @@ async def test_no_more_come_than_an_answer_should_hold(stage, /):
 
 
 @run_by("serve")
-async def test_large_messages_end_an_answer_early(stage, /):
+async def test_a_query_by_key_returns_a_limited_number_of_bytes(stage, /):
     client = await stage.client()
     for _ in range(3):
         await client.send("T", b"x" * 200_000, KEYS="k")
@@ -110,19 +110,19 @@ async def test_large_messages_end_an_answer_early(stage, /):
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
 @run_by("serve")
-async def test_a_message_is_shown_by_its_place(stage, /, kind):
+async def test_a_message_is_shown_by_its_position(stage, /, kind):
     client = await stage.client()
-    said = (await client.send("T", b"here")).read(SendAnswer)
-    position = int(said.msg_id[16:], 16)
+    sent = (await client.send("T", b"here")).read(SendAnswer)
+    position = int(sent.msg_id[16:], 16)
     answer = await client.ok(BY_ID, MessagePosition(position), kind=kind)
 
     (record,) = records.unpack_all(answer.body)
-    assert (record.body, record.position, record.offset_id) == (b"here", position, said.msg_id)
+    assert (record.body, record.position, record.offset_id) == (b"here", position, sent.msg_id)
 
 
 @pytest.mark.parametrize("position", [-1, 0, 1, 10**15])
 @run_by("serve")
-async def test_where_no_message_begins_there_is_none_to_show(stage, /, position):
+async def test_a_position_where_no_message_begins_is_an_error(stage, /, position):
     client = await stage.client()
     await client.send("T")
 

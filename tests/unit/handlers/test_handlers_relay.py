@@ -47,7 +47,9 @@ async def group_of(stage, *topics, group="g", version=None):
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
 @run_by("serve")
-async def test_a_consumer_is_asked_and_what_it_says_is_passed_on_as_it_is(stage, /, kind):
+async def test_a_request_to_a_consumer_is_relayed_and_its_answer_passed_on_unchanged(
+    stage, /, kind
+):
     operator, member = await group_of(stage)
     info = b'{"mqTable":{{"brokerName":"b","queueId":0,"topic":"T"}:{}}}'
     member.replies[RUNNING] = saying(7, {"a": "b"}, body=info, remark="busy, but well")
@@ -63,7 +65,7 @@ async def test_a_consumer_is_asked_and_what_it_says_is_passed_on_as_it_is(stage,
 
 
 @run_by("serve")
-async def test_others_are_served_while_a_consumer_thinks(stage, /):
+async def test_other_requests_are_served_while_a_consumer_has_not_answered(stage, /):
     operator, member = await group_of(stage)
     pending = operator.asking(RUNNING, ConsumeDirectly("g", member.name))
     asked = await member.heard(RUNNING)
@@ -77,7 +79,7 @@ async def test_others_are_served_while_a_consumer_thinks(stage, /):
 
 @pytest.mark.parametrize(("group", "client"), [("other", "client-2"), ("g", "somebody")])
 @run_by("serve")
-async def test_a_consumer_that_is_not_there_cannot_be_asked(stage, /, group, client):
+async def test_relaying_to_an_offline_consumer_is_an_error(stage, /, group, client):
     operator, _ = await group_of(stage)
     answer = await operator.ask(RUNNING, ConsumeDirectly(group, client))
 
@@ -87,7 +89,7 @@ async def test_a_consumer_that_is_not_there_cannot_be_asked(stage, /, group, cli
 
 @pytest.mark.parametrize(("version", "code"), [(61, ERROR), (62, 0)])
 @run_by("serve")
-async def test_a_consumer_of_long_ago_cannot_be_asked(stage, /, version, code):
+async def test_relaying_to_a_consumer_of_too_old_a_version_is_an_error(stage, /, version, code):
     operator, member = await group_of(stage, version=version)
     member.replies[RUNNING] = saying()
 
@@ -95,7 +97,7 @@ async def test_a_consumer_of_long_ago_cannot_be_asked(stage, /, version, code):
 
 
 @run_by(in_world)
-async def test_a_consumer_that_does_not_answer_is_given_ten_seconds(stage, /):
+async def test_relaying_to_a_silent_consumer_times_out_after_ten_seconds(stage, /):
     operator, member = await group_of(stage)
     began = stage.world.now()
 
@@ -105,7 +107,7 @@ async def test_a_consumer_that_does_not_answer_is_given_ten_seconds(stage, /):
 
 
 @run_by("serve")
-async def test_a_consumer_that_goes_away_instead_of_answering_is_missed_at_once(stage, /):
+async def test_a_relayed_request_fails_at_once_when_the_consumer_disconnects(stage, /):
     operator, member = await group_of(stage)
     pending = operator.asking(RUNNING, ConsumeDirectly("g", member.name))
     await member.heard(RUNNING)
@@ -115,7 +117,7 @@ async def test_a_consumer_that_goes_away_instead_of_answering_is_missed_at_once(
 
 
 @run_by("serve")
-async def test_whoever_has_gone_away_is_not_answered(stage, /):
+async def test_an_answer_for_a_disconnected_operator_is_dropped(stage, /):
     operator, member = await group_of(stage)
     operator.asking(RUNNING, ConsumeDirectly("g", member.name))
     asked = await member.heard(RUNNING)
@@ -128,7 +130,7 @@ async def test_whoever_has_gone_away_is_not_answered(stage, /):
 
 
 @run_by("serve")
-async def test_a_one_way_question_is_passed_on_and_its_answer_is_not(stage, /):
+async def test_a_one_way_request_is_relayed_and_its_answer_dropped(stage, /):
     operator, member = await group_of(stage)
     member.replies[RUNNING] = saying()
     unanswered = operator.asking(RUNNING, ConsumeDirectly("g", member.name), oneway=True)
@@ -141,7 +143,7 @@ async def test_a_one_way_question_is_passed_on_and_its_answer_is_not(stage, /):
 
 
 @run_by(in_world)
-async def test_a_broker_that_stops_waits_for_no_consumer(stage, /):
+async def test_a_stopping_broker_does_not_wait_for_relayed_answers(stage, /):
     operator, member = await group_of(stage)
     operator.asking(RUNNING, ConsumeDirectly("g", member.name))
     await member.heard(RUNNING)
@@ -153,7 +155,7 @@ async def test_a_broker_that_stops_waits_for_no_consumer(stage, /):
 
 
 @run_by("serve")
-async def test_too_many_questions_at_once_are_refused(stage, /, monkeypatch):
+async def test_requests_beyond_the_relay_limit_are_refused(stage, /, monkeypatch):
     operator, member = await group_of(stage)
     monkeypatch.setattr("txmq_broker.handlers.relay.RELAYED_MAX", 1)
     header = ConsumeDirectly("g", member.name)
@@ -163,7 +165,7 @@ async def test_too_many_questions_at_once_are_refused(stage, /, monkeypatch):
 
 
 @run_by("serve")
-async def test_an_answer_that_breaks_the_protocol_is_an_error_to_whoever_asked(stage, /):
+async def test_a_malformed_answer_of_a_consumer_is_an_error_for_the_operator(stage, /):
     operator, member = await group_of(stage)
 
     def broken(request):
@@ -176,7 +178,7 @@ async def test_an_answer_that_breaks_the_protocol_is_an_error_to_whoever_asked(s
 
 
 @run_by("serve")
-async def test_whatever_goes_wrong_whoever_asked_hears_of_it(stage, /, caplog):
+async def test_an_internal_error_while_relaying_is_answered_and_logged(stage, /, caplog):
     operator = await stage.client()
 
     async def broken():
@@ -196,7 +198,7 @@ async def test_whatever_goes_wrong_whoever_asked_hears_of_it(stage, /, caplog):
 
 
 @run_by("serve")
-async def test_a_stored_message_is_brought_to_a_consumer(stage, /):
+async def test_a_stored_message_is_sent_to_a_consumer_for_direct_consumption(stage, /):
     operator, member = await group_of(stage)
     msg_id = (await operator.send("T", b"again")).read(SendAnswer).msg_id
     result = b'{"autoCommit":true,"consumeResult":"CR_SUCCESS","order":false,"spentTimeMills":1}'
@@ -216,7 +218,7 @@ async def test_a_stored_message_is_brought_to_a_consumer(stage, /):
 
 
 @run_by("serve")
-async def test_where_no_consumer_is_named_any_will_do(stage, /):
+async def test_direct_consumption_without_a_client_id_takes_any_consumer(stage, /):
     operator, member = await group_of(stage)
     msg_id = (await operator.send("T")).read(SendAnswer).msg_id
     member.replies[DIRECTLY] = saying()
@@ -226,7 +228,7 @@ async def test_where_no_consumer_is_named_any_will_do(stage, /):
 
 @pytest.mark.parametrize("msg_id", [None, "", "no id", "7F00000100002A9F00000000000F4240"])
 @run_by("serve")
-async def test_a_message_that_is_not_there_cannot_be_brought(stage, /, msg_id):
+async def test_direct_consumption_of_an_unknown_message_is_an_error(stage, /, msg_id):
     operator, member = await group_of(stage)
 
     assert await operator.code_of(DIRECTLY, ConsumeDirectly("g", member.name, msg_id)) == ERROR
@@ -239,13 +241,14 @@ async def test_a_message_that_is_not_there_cannot_be_brought(stage, /, msg_id):
 def statuses(body):
     table = fastjson.loads(body)["consumerTable"]
     return {
-        name: {dict(key)["queueId"]: at for key, at in each.items()} for name, each in table.items()
+        name: {dict(key)["queueId"]: at for key, at in offsets.items()}
+        for name, offsets in table.items()
     }
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
 @run_by("serve")
-async def test_the_clients_of_a_group_say_how_far_they_are(stage, /, kind):
+async def test_the_offsets_of_all_clients_of_a_group_are_collected(stage, /, kind):
     operator, one = await group_of(stage)
     other = await stage.client()
     await other.beat(consumer("g"))
@@ -267,7 +270,7 @@ async def test_the_clients_of_a_group_say_how_far_they_are(stage, /, kind):
 
 
 @run_by(in_world)
-async def test_clients_that_do_not_say_are_left_out(stage, /):
+async def test_clients_that_do_not_report_offsets_are_left_out(stage, /):
     operator, one = await group_of(stage)
     refusing, silent, confused = await stage.clients(3)
     for member in (refusing, silent, confused):
@@ -283,7 +286,7 @@ async def test_clients_that_do_not_say_are_left_out(stage, /):
 
 
 @run_by("serve")
-async def test_a_group_nobody_is_in_cannot_say_how_far_it_is(stage, /):
+async def test_collecting_the_offsets_of_an_empty_group_is_an_error(stage, /):
     operator = await stage.client()
 
     assert await operator.code_of(STATUS, ConsumerStatusQuery("T", "g")) == ERROR
@@ -291,7 +294,7 @@ async def test_a_group_nobody_is_in_cannot_say_how_far_it_is(stage, /):
 
 @pytest.mark.parametrize("code", [RESET, STATUS])
 @run_by("serve")
-async def test_clients_of_long_ago_do_not_know_of_offsets(stage, /, code):
+async def test_clients_of_too_old_a_version_are_not_asked_for_offsets(stage, /, code):
     operator, _ = await group_of(stage, version=27 + 100)
     (member,) = stage.broker.clients.consumer_group("g").members.values()
     member.version = 27
@@ -316,7 +319,7 @@ async def ready_to_reset(stage, *, at=2, count=5, queues=1):
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
 @run_by("serve")
-async def test_a_groups_clients_are_told_where_to_go_and_so_is_whoever_asked(stage, /, kind):
+async def test_a_reset_sends_the_target_offsets_to_clients_and_operator(stage, /, kind):
     operator, member = await ready_to_reset(stage, queues=2)
     header = ResetOffset("T", "g", -1, is_force=True)
     answer = await operator.ok(RESET, header, kind=kind)
@@ -336,7 +339,7 @@ async def test_a_groups_clients_are_told_where_to_go_and_so_is_whoever_asked(sta
 
 
 @run_by("serve")
-async def test_every_client_of_the_group_is_told(stage, /):
+async def test_a_reset_is_sent_to_every_client_of_the_group(stage, /):
     operator, one = await ready_to_reset(stage)
     other = await stage.client()
     await other.beat(consumer("g", "T"))
@@ -351,7 +354,7 @@ async def test_every_client_of_the_group_is_told(stage, /):
     ("timestamp", "force", "target"), [(-1, True, 5), (-1, False, 2), (0, False, 0), (0, True, 0)]
 )
 @run_by("serve")
-async def test_a_group_goes_forward_only_by_force(stage, /, timestamp, force, target):
+async def test_a_reset_moves_a_group_forward_only_with_force(stage, /, timestamp, force, target):
     operator, _ = await ready_to_reset(stage)
     answer = await operator.ok(RESET, ResetOffset("T", "g", timestamp, force))
 
@@ -359,21 +362,21 @@ async def test_a_group_goes_forward_only_by_force(stage, /, timestamp, force, ta
 
 
 @run_by(in_world)
-async def test_a_group_goes_to_what_was_stored_at_a_time(stage, /):
+async def test_a_reset_to_a_time_targets_the_first_message_stored_then(stage, /):
     operator, _ = await group_of(stage, "T")
     await operator.topic("T")
     for _ in range(4):
         await operator.send("T")
         await stage.passes(10)
     await operator.commit("g", "T", 0, 4)
-    times = [each.stored_ms for each in (await operator.pull("T")).records]
+    times = [record.stored_ms for record in (await operator.pull("T")).records]
     for moment, target in [(times[2], 2), (times[1] + 100, 2), (times[3] + 10**6, 4), (0, 0)]:
         answer = await operator.ok(RESET, ResetOffset("T", "g", moment))
         assert read_queue_map(answer.body, "offsetTable", int) == {queue("T"): target}
 
 
 @run_by("serve")
-async def test_the_broker_leaves_it_to_the_clients_to_store_where_they_go(stage, /):
+async def test_a_reset_leaves_the_stored_offset_to_the_clients(stage, /):
     operator, _ = await ready_to_reset(stage)
     await operator.ok(RESET, ResetOffset("T", "g", -1, is_force=True))
 
@@ -381,7 +384,7 @@ async def test_the_broker_leaves_it_to_the_clients_to_store_where_they_go(stage,
 
 
 @run_by("serve")
-async def test_a_client_whose_json_knows_no_objects_as_keys_gets_a_list(stage, /):
+async def test_a_cpp_client_receives_the_reset_offsets_as_a_list(stage, /):
     operator, java = await ready_to_reset(stage)
     cpp = await stage.client()
     beat = Heartbeat(cpp.name, [], [consumer("g", "T")])
@@ -399,7 +402,7 @@ async def test_a_client_whose_json_knows_no_objects_as_keys_gets_a_list(stage, /
 
 
 @run_by("serve")
-async def test_a_group_that_is_not_online_is_not_moved_and_tools_know_what_to_do_then(stage, /):
+async def test_a_reset_of_an_offline_group_is_answered_offline(stage, /):
     operator = await stage.client()
     await operator.topic("T")
     await operator.commit("g", "T", 0, 2)
@@ -408,7 +411,7 @@ async def test_a_group_that_is_not_online_is_not_moved_and_tools_know_what_to_do
 
 
 @run_by("serve")
-async def test_a_group_must_have_been_in_every_queue(stage, /):
+async def test_a_reset_needs_a_committed_offset_in_every_queue(stage, /):
     operator, member = await group_of(stage, "T")
     await operator.topic("T", 2)
     await operator.commit("g", "T", 0, 2)
@@ -433,7 +436,9 @@ async def test_a_group_must_have_been_in_every_queue(stage, /):
     ],
 )
 @run_by("serve")
-async def test_5_x_tools_name_a_queue_and_an_offset(stage, /, number, offset, found):
+async def test_a_reset_from_rocketmq_5_tools_can_name_a_queue_and_an_offset(
+    stage, /, number, offset, found
+):
     operator, _ = await ready_to_reset(stage, queues=2)
     header = ResetOffset("T", "g", -1, True, number, offset)
     answer = await operator.ask(RESET, header)
@@ -442,11 +447,11 @@ async def test_5_x_tools_name_a_queue_and_an_offset(stage, /, number, offset, fo
         assert answer.code == found
     else:
         table = read_queue_map(answer.body, "offsetTable", int)
-        assert {each.queue_id: at for each, at in table.items()} == found
+        assert {message_queue.queue_id: at for message_queue, at in table.items()} == found
 
 
 @run_by("serve")
-async def test_a_target_before_the_first_message_is_refused(stage, /):
+async def test_a_reset_to_before_the_first_message_is_refused(stage, /):
     operator, _ = await ready_to_reset(stage)
     await operator.ok(DELETE_TOPIC, {"topic": "T"})
     await operator.topic("T")
@@ -457,7 +462,7 @@ async def test_a_target_before_the_first_message_is_refused(stage, /):
 
 
 @run_by("serve")
-async def test_a_client_that_has_just_gone_keeps_nobody_from_being_told(stage, /):
+async def test_a_disconnected_client_does_not_keep_a_reset_from_the_others(stage, /):
     operator, member = await ready_to_reset(stage)
     group = stage.broker.clients.consumer_group("g")
     (there,) = group.members.values()
@@ -488,7 +493,7 @@ def replace_connection(member, connection):
 @pytest.mark.parametrize("kind", [JSON, BINARY])
 @pytest.mark.parametrize("code", [REPLY, REPLY_V2])
 @run_by("serve")
-async def test_a_reply_is_handed_to_the_producer_that_waits_for_it(stage, /, code, kind):
+async def test_a_reply_is_pushed_to_the_producer_that_waits_for_it(stage, /, code, kind):
     replier, asker = await stage.clients(2)
     await asker.beat(producers=["p"])
     asker.replies[TO_PUSH] = saying()
@@ -499,8 +504,8 @@ async def test_a_reply_is_handed_to_the_producer_that_waits_for_it(stage, /, cod
     before = stage.clock.wall_ms()
     answer = await replier.ok(code, header, body=b"yes", kind=kind)
 
-    said = answer.read(SendAnswer)
-    assert (said.msg_id, said.queue_id, said.queue_offset) == ("0", 0, 0)
+    result = answer.read(SendAnswer)
+    assert (result.msg_id, result.queue_id, result.queue_offset) == ("0", 0, 0)
     assert answer.field_map()["MSG_REGION"] == "DefaultRegion"
     assert answer.kind == kind
     pushed = await asker.heard(TO_PUSH)
@@ -539,7 +544,7 @@ async def test_a_reply_that_reaches_nobody_is_refused(stage, /, topic, props, co
 
 
 @run_by("serve")
-async def test_a_producer_that_does_not_take_its_reply_is_told_of(stage, /):
+async def test_a_reply_that_its_producer_refuses_is_an_error(stage, /):
     replier, asker = await stage.clients(2)
     await asker.beat(producers=["p"])
     asker.replies[TO_PUSH] = saying(ERROR, remark="nobody waits for it")
@@ -551,7 +556,7 @@ async def test_a_producer_that_does_not_take_its_reply_is_told_of(stage, /):
 
 
 @run_by(in_world, replace(SETTINGS, store=StoreSettings(flush="sync")))
-async def test_a_producer_that_does_not_answer_its_reply_is_told_of_after_ten_seconds(stage, /):
+async def test_a_reply_that_its_producer_does_not_answer_times_out_after_ten_seconds(stage, /):
     replier, asker = await stage.clients(2)
     await asker.beat(producers=["p"])
     header = sending(REPLY_TOPIC, queue=-1, REPLY_TO_CLIENT=asker.name)

@@ -1,4 +1,4 @@
-"""36 and sends to retry topics: when messages come again, as what, and when they never do."""
+"""36 and sends to retry topics: when messages are retried, in which form, and when not."""
 
 import pytest
 
@@ -24,7 +24,7 @@ FAILED, ILLEGAL, FORBIDDEN, NO_GROUP = 1, 13, 16, 26
 GROUP, RETRY, DEAD = "group", "%RETRY%group", "%DLQ%group"
 WAITING = "SCHEDULE_TOPIC_XXXX"
 
-# Seed 000: the retry, and how many seconds after the one before it comes.
+# Seed 000: the number of a retry, and the seconds after the previous one.
 TABLE = [
     (1, 10), (2, 30), (3, 60), (4, 120), (5, 180), (6, 240), (7, 300), (8, 360), (9, 420),
     (10, 480), (11, 540), (12, 600), (13, 1200), (14, 1800), (15, 3600), (16, 7200),
@@ -36,7 +36,7 @@ def back(position, level=0, *, group=GROUP, most=None, reason=None):
 
 
 async def store(client, topic="T", body=b"body", *, attempts=0, **props):
-    """Store a message that has come so often already; returns its position."""
+    """Store a message with a number of earlier attempts; return its position."""
     header = sending(topic, **props)
     header.reconsume_times, header.max_reconsume_times = attempts, 99
     answer = await client.ok(SEND, header, body=body)
@@ -44,7 +44,7 @@ async def store(client, topic="T", body=b"body", *, attempts=0, **props):
 
 
 def topics_of(stage):
-    return [each.name for each in stage.broker.topics if "%" in each.name]
+    return [topic.name for topic in stage.broker.topics if "%" in topic.name]
 
 
 async def group_is(client, **settings):
@@ -52,11 +52,11 @@ async def group_is(client, **settings):
     await client.ok(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=config.write())
 
 
-# When it comes again
+# When a message is retried
 
 
 async def waits(client, group=GROUP, topic=None):
-    """What a broker says of the messages that wait for a retry, and the group's lag."""
+    """The messages that wait for a retry, the retry limit, and the group's lag."""
     answer = await client.ok(RequestCode.GET_CONSUME_STATS, ConsumeStatsQuery(group, topic))
     pairs, stats = read_with_queue_map(answer.body, "offsetTable", OffsetPair)
     lag = sum(pair.broker_offset - pair.consumer_offset for pair in pairs.values())
@@ -64,7 +64,7 @@ async def waits(client, group=GROUP, topic=None):
 
 
 @run_by(in_lives, DURABLE)
-async def test_a_group_is_not_done_while_messages_wait_for_a_retry(life, /):
+async def test_the_statistics_of_a_group_count_messages_that_wait_for_a_retry(life, /):
     client = await life.client()
     await group_is(client, retry_max_times=5)
     positions = [await store(client) for _ in range(3)]
@@ -98,7 +98,7 @@ async def test_a_group_is_not_done_while_messages_wait_for_a_retry(life, /):
 
 
 @run_by(in_world, within=8000.0)
-async def test_each_retry_comes_by_the_seeds_table(stage, /):
+async def test_each_retry_is_delivered_after_the_delay_of_its_level(stage, /):
     client = await stage.client()
     given = []
     for retry, _ in TABLE:
@@ -118,7 +118,7 @@ async def test_each_retry_comes_by_the_seeds_table(stage, /):
 
 
 @run_by(in_world)
-async def test_a_retry_is_the_message_and_says_where_it_comes_from(stage, /):
+async def test_a_retry_keeps_the_message_and_names_its_origin(stage, /):
     client = await stage.client()
     position = await store(client, TAGS="a", KEYS="k", UNIQ_KEY="U1", born=5)
     (given,) = (await client.pull("T")).records
@@ -144,7 +144,7 @@ async def test_a_retry_is_the_message_and_says_where_it_comes_from(stage, /):
 
 
 @run_by(in_world)
-async def test_a_consumer_may_choose_the_level(stage, /):
+async def test_a_consumer_can_choose_the_delay_level_of_a_retry(stage, /):
     client = await stage.client()
     await client.ok(BACK, back(await store(client), 1))
     await stage.passes(1.5)
@@ -160,7 +160,7 @@ async def test_a_level_above_the_highest_is_the_highest(stage, /):
 
 
 @run_by(in_world)
-async def test_a_committed_message_comes_again_as_an_ordinary_one(stage, /):
+async def test_a_committed_message_is_retried_as_an_ordinary_one(stage, /):
     client = await stage.client()
     await client.beat(producers=["P"])
     half = await prepare(client)
@@ -178,11 +178,11 @@ async def test_a_committed_message_comes_again_as_an_ordinary_one(stage, /):
     assert found.properties.count("REAL_TOPIC") == 1
 
 
-# What stands in its way
+# Refused retries
 
 
 @run_by(in_world)
-async def test_positions_that_are_none_are_refused(stage, /):
+async def test_a_retry_of_a_position_without_a_visible_message_is_refused(stage, /):
     client = await stage.client()
     position = await store(client)
     await client.beat(producers=["P"])
@@ -191,12 +191,12 @@ async def test_positions_that_are_none_are_refused(stage, /):
     (waiting,) = (await client.pull(WAITING, queue=4)).records
     wrong = [-1, position + 1, 10**9, 2**63 - 1, half.position, waiting.position]
 
-    assert [await client.code_of(BACK, back(each)) for each in wrong] == [FAILED] * 6
+    assert [await client.code_of(BACK, back(place)) for place in wrong] == [FAILED] * 6
     assert (await client.pull(HALVES)).records[0].position == half.position
 
 
 @run_by(in_world)
-async def test_names_that_no_group_can_have_are_refused_and_nothing_is_made(stage, /):
+async def test_a_retry_for_an_invalid_group_name_is_refused_and_creates_nothing(stage, /):
     client = await stage.client()
     position = await store(client)
     for name in ("", "no name", "x" * 200, "%" * 300):
@@ -206,13 +206,13 @@ async def test_names_that_no_group_can_have_are_refused_and_nothing_is_made(stag
 
 
 @run_by(in_world, settings=with_topics(auto_create_groups=False))
-async def test_an_unknown_group_is_refused_where_groups_are_made_by_hand(stage, /):
+async def test_with_auto_creation_off_a_retry_for_an_unknown_group_is_refused(stage, /):
     client = await stage.client()
     assert await client.code_of(BACK, back(await store(client))) == NO_GROUP
 
 
 @run_by(in_world)
-async def test_a_retry_topic_that_is_closed_takes_nothing(stage, /):
+async def test_a_retry_into_a_retry_topic_closed_for_writing_is_refused(stage, /):
     client = await stage.client()
     await client.topic(RETRY, perm=int(Perm.READ))
     assert await client.code_of(BACK, back(await store(client))) == FORBIDDEN
@@ -221,7 +221,7 @@ async def test_a_retry_topic_that_is_closed_takes_nothing(stage, /):
 
 
 @run_by(in_world)
-async def test_a_group_without_retry_queues_loses_what_it_gives_back(stage, /):
+async def test_a_group_without_retry_queues_drops_returned_messages(stage, /):
     client = await stage.client()
     await group_is(client, retry_queue_nums=0)
     await client.ok(BACK, back(await store(client)))
@@ -243,7 +243,7 @@ async def test_retries_are_spread_over_the_groups_retry_queues(stage, /):
 
 
 @run_by(in_world)
-async def test_who_does_not_wait_is_not_answered(stage, /):
+async def test_a_one_way_return_is_stored_and_not_answered(stage, /):
     client = await stage.client()
     position = await store(client)
     assert await client.is_silent(BACK, back(position, -1), oneway=True)
@@ -251,7 +251,7 @@ async def test_who_does_not_wait_is_not_answered(stage, /):
 
 
 @run_by(in_world)
-async def test_what_came_back_is_counted_by_topic_and_group(stage, /):
+async def test_returned_messages_are_counted_by_topic_and_group(stage, /):
     client = await stage.client()
     position = await store(client)
     await client.ok(BACK, back(position, 1))
@@ -270,7 +270,7 @@ async def test_what_came_back_is_counted_by_topic_and_group(stage, /):
 
 
 @run_by(in_world)
-async def test_after_the_last_retry_it_is_a_dead_letter_and_says_why(stage, /):
+async def test_after_the_last_retry_a_message_becomes_a_dead_letter_with_a_reason(stage, /):
     client = await stage.client()
     position = await store(client, attempts=16, UNIQ_KEY="U1", KEYS="k")
     (given,) = (await client.pull("T")).records
@@ -293,7 +293,7 @@ async def test_after_the_last_retry_it_is_a_dead_letter_and_says_why(stage, /):
 
 
 @run_by(in_world)
-async def test_a_consumer_may_give_up_at_once(stage, /):
+async def test_a_consumer_can_make_a_message_a_dead_letter_at_once(stage, /):
     client = await stage.client()
     await client.ok(BACK, back(await store(client), -1))
     (found,) = (await client.pull(DEAD)).records
@@ -309,30 +309,30 @@ async def test_dead_letters_are_found_by_key(stage, /):
 
 
 @pytest.mark.parametrize(
-    ("said", "setting", "attempts", "is_dead"),
+    ("limit", "setting", "attempts", "is_dead"),
     [
         (None, 16, 15, False), (None, 16, 16, True), (None, 2, 1, False), (None, 2, 2, True),
-        (16, 2, 2, True),  # What stock clients say by themselves.
+        (16, 2, 2, True),  # The default of stock clients.
         (3, 16, 2, False), (3, 16, 3, True), (30, 16, 29, False), (0, 16, 0, True),
         (-1, 16, 0, False), (None, 0, 0, True), (2, 16, 2**31 - 1, True),
     ],
 )  # fmt: skip
 @run_by(in_world)
-async def test_the_maximum_is_the_consumers_or_else_the_groups(
-    stage, /, said, setting, attempts, is_dead
+async def test_the_retry_limit_of_the_consumer_overrides_that_of_the_group(
+    stage, /, limit, setting, attempts, is_dead
 ):
     client = await stage.client()
     await group_is(client, retry_max_times=setting)
     position = await store(client, attempts=attempts)
-    await client.ok(BACK, back(position, most=said))
+    await client.ok(BACK, back(position, most=limit))
     assert (stage.broker.topics.by_name.get(DEAD) is not None) is is_dead
 
 
 @run_by(in_world)
-async def test_the_last_maximum_said_holds_for_all_members_while_one_is_online(stage, /):
+async def test_the_last_retry_limit_sent_holds_for_the_group_while_it_is_online(stage, /):
     one, two = await stage.clients(2)
-    for each in (one, two):
-        await each.beat(consumer(GROUP, "T"))
+    for member in (one, two):
+        await member.beat(consumer(GROUP, "T"))
     position = await store(one, attempts=3)
 
     async def dies(client, most):
@@ -346,14 +346,14 @@ async def test_the_last_maximum_said_holds_for_all_members_while_one_is_online(s
     assert not await dies(two, 20)
     assert not await dies(one, None)
     assert await dies(one, 3)
-    for each in (one, two):
-        each.close()
+    for member in (one, two):
+        member.close()
     three = await stage.client()
     assert not await dies(three, 16)
 
 
 @run_by(in_world)
-async def test_very_old_clients_say_nothing_of_a_maximum(stage, /):
+async def test_the_retry_limit_sent_by_very_old_clients_is_ignored(stage, /):
     client = await stage.client()
     position = await store(client, attempts=3)
     await client.ok(BACK, back(position, most=2), version=120)
@@ -370,7 +370,7 @@ def retrying(attempts, most, **props):
 
 
 @run_by(in_world)
-async def test_a_retry_that_is_sent_waits_for_its_level(stage, /):
+async def test_a_message_sent_to_a_retry_topic_waits_for_its_delay_level(stage, /):
     client = await stage.client()
     await client.ok(SEND, retrying(2, 16, DELAY="5"), body=b"x")
     await stage.passes(59)
@@ -383,10 +383,10 @@ async def test_a_retry_that_is_sent_waits_for_its_level(stage, /):
 @pytest.mark.parametrize(("attempts", "topic"), [(2, RETRY), (16, DEAD)])
 @pytest.mark.parametrize("flags", [0, 4])
 @run_by(in_world)
-async def test_a_retry_of_what_was_a_transaction_is_an_ordinary_message(
+async def test_a_sent_retry_of_a_transactional_message_is_an_ordinary_message(
     stage, /, attempts, topic, flags
 ):
-    """Clients that cannot send a message back send it with all it came with."""
+    """Clients that cannot send a message back send it again with all its properties."""
     client = await stage.client()
     header = retrying(attempts, 16, DELAY="1", TRAN_MSG="true", PGROUP="P", UNIQ_KEY="U1")
     header.sys_flag = flags
@@ -399,13 +399,15 @@ async def test_a_retry_of_what_was_a_transaction_is_an_ordinary_message(
 
 
 @pytest.mark.parametrize(
-    ("attempts", "said", "setting"), [(3, 3, 16), (16, None, 16), (2, -1, 2), (0, 0, 16)]
+    ("attempts", "limit", "setting"), [(3, 3, 16), (16, None, 16), (2, -1, 2), (0, 0, 16)]
 )
 @run_by(in_world)
-async def test_a_retry_that_is_sent_too_often_is_a_dead_letter(stage, /, attempts, said, setting):
+async def test_a_retry_sent_beyond_the_limit_becomes_a_dead_letter(
+    stage, /, attempts, limit, setting
+):
     client = await stage.client()
     await group_is(client, retry_max_times=setting, retry_queue_nums=4)
-    header = retrying(attempts, said, DELAY="5", UNIQ_KEY="U1")
+    header = retrying(attempts, limit, DELAY="5", UNIQ_KEY="U1")
     header.queue_id = 3
     answer = await client.ok(SEND, header, body=b"x")
     assert answer.field_map()["queueId"] == "0"
@@ -421,7 +423,7 @@ async def test_a_retry_that_is_sent_too_often_is_a_dead_letter(stage, /, attempt
 
 
 @run_by(in_world)
-async def test_a_batch_cannot_be_retried(stage, /):
+async def test_a_batch_to_a_retry_topic_is_refused(stage, /):
     client = await stage.client()
     header = batching(RETRY)
     header.reconsume_times = 99
@@ -435,7 +437,7 @@ async def test_a_batch_cannot_be_retried(stage, /):
 
 @pytest.mark.parametrize("loss", [Loss.EVERYTHING, Loss.NOTHING])
 @run_by(in_lives, DURABLE)
-async def test_what_was_answered_outlives_a_loss_of_power(life, /, loss):
+async def test_confirmed_retries_and_dead_letters_survive_a_power_cut(life, /, loss):
     client = await life.client()
     given, dead = await store(client, body=b"again"), await store(client, body=b"dead")
     await client.ok(BACK, back(given))
@@ -453,7 +455,7 @@ async def test_what_was_answered_outlives_a_loss_of_power(life, /, loss):
 
 
 @run_by(in_world)
-async def test_only_a_pull_that_names_them_as_dead_letters_reads_them(stage, /):
+async def test_dead_letters_are_read_only_by_a_pull_that_asks_for_dead_letters(stage, /):
     """Stock consumers find no queue of a topic that permits writing only."""
     client = await stage.client()
     await client.topic("T")

@@ -62,25 +62,27 @@ async def stored(client, topic, queue=0):
 @pytest.mark.parametrize("kind", [JSON, BINARY])
 @pytest.mark.parametrize("code", [SEND, SEND_V2])
 @run_by("serve")
-async def test_a_message_is_stored_as_it_came_and_answered_in_kind(stage, /, code, kind):
+async def test_a_message_is_stored_unchanged_and_answered_in_the_encoding_of_the_request(
+    stage, /, code, kind
+):
     client = await stage.client()
     await client.topic("T", 4)
     header = sending("T", queue=2, shape=SHAPES[code], TAGS="A", UNIQ_KEY="u1")
 
     answer = await client.ok(code, header, body=b"hello", kind=kind)
 
-    said = answer.read(SendAnswer)
+    result = answer.read(SendAnswer)
     assert answer.kind == kind
-    assert (said.queue_id, said.queue_offset, said.transaction_id) == (2, 0, "u1")
+    assert (result.queue_id, result.queue_offset, result.transaction_id) == (2, 0, "u1")
     (record,) = await stored(client, "T", 2)
     assert (record.body, record.flag, record.born_ms) == (b"hello", 7, 1_700_000_000_000)
     assert (record.topic, record.queue_id, record.queue_offset) == ("T", 2, 0)
     assert record.property_map() == {"TAGS": "A", "UNIQ_KEY": "u1", "CLUSTER": "DefaultCluster"}
-    assert record.offset_id == said.msg_id
+    assert record.offset_id == result.msg_id
 
 
 @run_by("serve")
-async def test_every_answer_has_the_fields_java_takes_for_granted(stage, /):
+async def test_the_answer_to_a_send_has_all_fields_that_java_clients_require(stage, /):
     client = await stage.client()
     answer = await client.send("T")
 
@@ -97,44 +99,44 @@ async def test_every_answer_has_the_fields_java_takes_for_granted(stage, /):
 
 
 @run_by("serve")
-async def test_a_record_names_who_sent_it_and_who_stored_it_and_when(stage, /):
+async def test_a_stored_record_names_its_sender_its_broker_and_its_time(stage, /):
     client = await stage.client()
     before = stage.clock.wall_ms()
-    said = (await client.send("T")).read(SendAnswer)
+    result = (await client.send("T")).read(SendAnswer)
 
     (record,) = await stored(client, "T")
     host, port = client.connection._transport.get_extra_info("sockname")
     assert host_text(record.born_host) == f"{host}:{port}"
     assert host_text(record.store_host) == stage.broker.address
     assert before <= record.stored_ms <= stage.clock.wall_ms()
-    assert position_in(said.msg_id) == record.position
+    assert position_in(result.msg_id) == record.position
 
 
 @run_by("serve")
-async def test_queue_offsets_follow_each_other_and_times_never_go_back(stage, /):
+async def test_queue_offsets_are_consecutive_and_store_times_never_go_back(stage, /):
     client = await stage.client()
     await client.fill("T", 20)
     stage.clock.jump(-60)
     await client.fill("T", 5)
 
     records = await stored(client, "T")
-    assert [each.queue_offset for each in records] == list(range(25))
-    times = [each.stored_ms for each in records]
+    assert [record.queue_offset for record in records] == list(range(25))
+    times = [record.stored_ms for record in records]
     assert times == sorted(times)
 
 
 @run_by("serve")
-async def test_a_message_without_an_id_gets_one_that_the_answer_tells(stage, /):
+async def test_a_message_without_an_id_gets_one_that_is_returned_to_the_sender(stage, /):
     client = await stage.client()
-    said = (await client.send("T")).read(SendAnswer)
+    result = (await client.send("T")).read(SendAnswer)
 
     (record,) = await stored(client, "T")
-    assert record.property_map()["UNIQ_KEY"] == said.transaction_id
-    assert len(said.transaction_id) == 32
+    assert record.property_map()["UNIQ_KEY"] == result.transaction_id
+    assert len(result.transaction_id) == 32
 
 
 @run_by("serve")
-async def test_how_often_a_message_was_tried_is_kept(stage, /):
+async def test_the_reconsume_times_of_a_sent_message_are_stored(stage, /):
     client = await stage.client()
     header = sending("T")
     header.reconsume_times = 3
@@ -144,7 +146,7 @@ async def test_how_often_a_message_was_tried_is_kept(stage, /):
 
 
 @run_by("serve")
-async def test_bits_of_compression_pass_and_bits_of_addresses_are_the_brokers(stage, /):
+async def test_compression_flags_are_kept_and_address_flags_are_set_by_the_broker(stage, /):
     client = await stage.client()
     await client.ok(SEND, sending("T", sys_flag=0x301 | 0x10 | 0x20), body=b"x")
 
@@ -152,7 +154,7 @@ async def test_bits_of_compression_pass_and_bits_of_addresses_are_the_brokers(st
 
 
 @run_by(in_world)
-async def test_a_sender_with_a_long_address_is_named_in_full(stage, /):
+async def test_a_sender_with_an_ipv6_address_is_stored_in_full(stage, /):
     client = await stage.client(address="fd00::5")
     await client.send("T", b"x")
     await client.send("T", b"y")
@@ -168,7 +170,7 @@ async def test_a_sender_with_a_long_address_is_named_in_full(stage, /):
 
 
 @run_by("serve")
-async def test_1_a_broker_that_stops_takes_nothing(stage, /):
+async def test_1_a_stopping_broker_refuses_sends(stage, /):
     client = await stage.client()
     stage.broker.admission.set_cause("stopping", "the broker is stopping")
 
@@ -178,7 +180,7 @@ async def test_1_a_broker_that_stops_takes_nothing(stage, /):
 
 @pytest.mark.parametrize("name", ["", "a b", "x" * 128])
 @run_by("serve")
-async def test_3_a_topic_that_cannot_be_is_an_error(stage, /, name):
+async def test_3_an_invalid_topic_name_is_an_error(stage, /, name):
     client = await stage.client()
 
     assert await client.code_of(SEND, sending(name), body=b"x") == ERROR
@@ -196,14 +198,14 @@ async def test_3_a_topic_that_cannot_be_is_an_error(stage, /, name):
     ],
 )
 @run_by("serve")
-async def test_4_the_brokers_own_topics_are_closed(stage, /, name):
+async def test_4_sends_to_system_topics_are_refused(stage, /, name):
     client = await stage.client()
 
     assert await client.code_of(SEND, sending(name), body=b"x") == NO_PERMISSION
 
 
 @run_by("serve")
-async def test_4_a_topic_may_be_closed_for_writing(stage, /):
+async def test_4_sends_to_a_topic_without_write_permission_are_refused(stage, /):
     client = await stage.client()
     await client.topic("T", perm=4)
 
@@ -212,7 +214,7 @@ async def test_4_a_topic_may_be_closed_for_writing(stage, /):
 
 @pytest.mark.parametrize(("wanted", "made"), [(4, 4), (16, 8), (0, 1)])
 @run_by("serve")
-async def test_5_an_unknown_topic_is_made_by_sending(stage, /, wanted, made):
+async def test_5_a_send_creates_an_unknown_topic(stage, /, wanted, made):
     client = await stage.client()
     await client.ok(SEND, sending("T", queues=wanted), body=b"x")
 
@@ -222,21 +224,21 @@ async def test_5_an_unknown_topic_is_made_by_sending(stage, /, wanted, made):
 
 @pytest.mark.parametrize("template", ["", "unknown", "BenchmarkTest"])
 @run_by("serve")
-async def test_5_without_a_template_to_copy_there_is_no_topic(stage, /, template):
+async def test_5_a_send_without_a_usable_template_topic_creates_no_topic(stage, /, template):
     client = await stage.client()
 
     assert await client.code_of(SEND, sending("T", default=template), body=b"x") == NO_TOPIC
 
 
 @run_by("serve", with_topics(auto_create=False))
-async def test_5_topics_are_made_by_sending_only_where_that_is_allowed(stage, /):
+async def test_5_with_auto_creation_off_a_send_creates_no_topic(stage, /):
     client = await stage.client()
 
     assert await client.code_of(SEND, sending("T"), body=b"x") == NO_TOPIC
 
 
 @run_by("serve")
-async def test_5_a_retry_topic_is_made_with_the_queues_of_its_group(stage, /):
+async def test_5_a_retry_topic_is_created_with_the_queues_of_its_group(stage, /):
     client = await stage.client()
     config = GroupConfig("g", retry_queue_nums=3)
     await client.ok(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=config.write())
@@ -249,7 +251,7 @@ async def test_5_a_retry_topic_is_made_with_the_queues_of_its_group(stage, /):
 
 @pytest.mark.parametrize("number", [4, 99])
 @run_by("serve")
-async def test_6_a_queue_that_is_not_there_is_an_error(stage, /, number):
+async def test_6_a_send_to_a_missing_queue_is_an_error(stage, /, number):
     client = await stage.client()
     await client.topic("T", 4)
 
@@ -257,7 +259,7 @@ async def test_6_a_queue_that_is_not_there_is_an_error(stage, /, number):
 
 
 @run_by("serve")
-async def test_6_queues_that_can_only_be_read_still_take_what_is_meant_for_them(stage, /):
+async def test_6_a_send_that_names_a_read_only_queue_is_stored_there(stage, /):
     client = await stage.client()
     await client.topic("T", 4, write=2)
 
@@ -265,7 +267,7 @@ async def test_6_queues_that_can_only_be_read_still_take_what_is_meant_for_them(
 
 
 @run_by("serve")
-async def test_6_whoever_names_no_queue_gets_one_of_those_to_write_to(stage, /):
+async def test_6_a_send_without_a_queue_goes_to_one_of_the_write_queues(stage, /):
     client = await stage.client()
     await client.topic("T", 4, write=2)
     chosen = {(await client.send("T", queue=-1)).read(SendAnswer).queue_id for _ in range(20)}
@@ -274,7 +276,7 @@ async def test_6_whoever_names_no_queue_gets_one_of_those_to_write_to(stage, /):
 
 
 @run_by("serve")
-async def test_6_a_topic_without_a_queue_to_write_to_gives_none(stage, /):
+async def test_6_a_send_without_a_queue_is_refused_where_there_are_no_write_queues(stage, /):
     client = await stage.client()
     await client.topic("T", 4, write=0)
 
@@ -282,14 +284,14 @@ async def test_6_a_topic_without_a_queue_to_write_to_gives_none(stage, /):
 
 
 @run_by("serve", with_topics(auto_create_groups=False))
-async def test_7_a_retry_topic_needs_its_group(stage, /):
+async def test_7_a_send_to_the_retry_topic_of_an_unknown_group_is_refused(stage, /):
     client = await stage.client()
 
     assert await client.code_of(SEND, sending("%RETRY%g"), body=b"x") == NO_GROUP
 
 
 @run_by("serve")
-async def test_7_a_group_comes_into_being_by_its_retry_topic_where_groups_may(stage, /):
+async def test_7_a_send_to_a_retry_topic_creates_its_group_where_allowed(stage, /):
     client = await stage.client()
     await client.send("%RETRY%g")
 
@@ -297,7 +299,7 @@ async def test_7_a_group_comes_into_being_by_its_retry_topic_where_groups_may(st
 
 
 @run_by(in_world)
-async def test_7_a_retry_topic_that_is_there_is_used_as_it_is(stage, /):
+async def test_7_a_send_to_an_existing_retry_topic_does_not_change_it(stage, /):
     client = await stage.client()
     await client.send("%RETRY%g")
     state = stage.broker.topics.version
@@ -310,7 +312,7 @@ async def test_7_a_retry_topic_that_is_there_is_used_as_it_is(stage, /):
 
 
 @run_by("serve", with_topics(auto_create_groups=False))
-async def test_7_a_group_that_was_deleted_takes_no_retries(stage, /):
+async def test_7_a_send_to_the_retry_topic_of_a_deleted_group_is_refused(stage, /):
     client = await stage.client()
     await client.ok(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=GroupConfig("g").write())
     await client.send("%RETRY%g")
@@ -321,7 +323,7 @@ async def test_7_a_group_that_was_deleted_takes_no_retries(stage, /):
 
 @pytest.mark.parametrize("name", ["DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"])
 @run_by("serve")
-async def test_8_no_message_of_a_batch_may_be_for_later(stage, /, name):
+async def test_8_a_batch_with_a_delayed_message_is_illegal(stage, /, name):
     client = await stage.client()
 
     delayed = {name: "3"}
@@ -333,17 +335,17 @@ async def test_8_no_message_of_a_batch_may_be_for_later(stage, /, name):
 @pytest.mark.parametrize("kind", [JSON, BINARY])
 @pytest.mark.parametrize("code", [SEND, SEND_V2])
 @pytest.mark.parametrize(
-    ("sys_flag", "said"),
+    ("sys_flag", "props"),
     [(4, {"TRAN_MSG": "true"}), (4, {}), (0, {"TRAN_MSG": "true"}), (0, {"TRAN_MSG": "TRUE"})],
     ids=["said twice", "in the header", "in the properties", "in capitals"],
 )
 @run_by("serve")
-async def test_9_a_half_message_is_one_whichever_way_it_says_so(
-    stage, /, code, kind, sys_flag, said
+async def test_9_a_half_message_is_recognised_by_its_flag_or_its_property(
+    stage, /, code, kind, sys_flag, props
 ):
     client = await stage.client()
     await client.topic("T", 4)
-    header = sending("T", queue=2, sys_flag=sys_flag, shape=SHAPES[code], UNIQ_KEY="u", **said)
+    header = sending("T", queue=2, sys_flag=sys_flag, shape=SHAPES[code], UNIQ_KEY="u", **props)
 
     answer = (await client.ok(code, header, body=b"half", kind=kind)).read(SendAnswer)
 
@@ -352,7 +354,7 @@ async def test_9_a_half_message_is_one_whichever_way_it_says_so(
     (record,) = await stored(client, HALVES)
     assert (record.body, record.topic, record.queue_id) == (b"half", HALVES, 0)
     assert record.property_map() == {
-        "TRAN_MSG": said.get("TRAN_MSG", "true"), "PGROUP": "producers", "UNIQ_KEY": "u",
+        "TRAN_MSG": props.get("TRAN_MSG", "true"), "PGROUP": "producers", "UNIQ_KEY": "u",
         "CLUSTER": "DefaultCluster", "REAL_TOPIC": "T", "REAL_QID": "2",
     }  # fmt: skip
     assert answer.msg_id == record.offset_id
@@ -360,16 +362,16 @@ async def test_9_a_half_message_is_one_whichever_way_it_says_so(
 
 @pytest.mark.parametrize("code", [SEND, SEND_V2])
 @pytest.mark.parametrize(
-    ("topic", "sys_flag", "said"),
+    ("topic", "sys_flag", "props"),
     [("T", 0, {}), ("T", 0, {"DELAY": "0"}), (HALVES, 4, {}), (HALVES, 4, {"TRAN_MSG": "true"})],
     ids=["plain", "without a delay", "half by its header", "half by both"],
 )
 @run_by("serve")
-async def test_the_answer_names_the_id_that_a_message_without_one_is_stored_with(
-    stage, /, code, topic, sys_flag, said
+async def test_the_answer_names_the_id_that_the_broker_gave_to_a_message(
+    stage, /, code, topic, sys_flag, props
 ):
     client = await stage.client()
-    header = sending("T", sys_flag=sys_flag, shape=SHAPES[code], **said)
+    header = sending("T", sys_flag=sys_flag, shape=SHAPES[code], **props)
 
     answer = (await client.ok(code, header, body=b"x")).read(SendAnswer)
 
@@ -379,11 +381,11 @@ async def test_the_answer_names_the_id_that_a_message_without_one_is_stored_with
 
 @pytest.mark.parametrize("value", ["false", "", "yes"])
 @run_by("serve")
-async def test_9_a_message_that_says_it_is_no_half_message_is_an_ordinary_one(stage, /, value):
+async def test_9_a_message_whose_tran_msg_is_not_true_is_an_ordinary_message(stage, /, value):
     client = await stage.client()
     await client.ok(SEND, sending("T", TRAN_MSG=value), body=b"x")
 
-    assert [each.body for each in await stored(client, "T")] == [b"x"]
+    assert [record.body for record in await stored(client, "T")] == [b"x"]
 
 
 @pytest.mark.parametrize("name", ["DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"])
@@ -399,7 +401,7 @@ async def test_9_a_half_message_cannot_be_delayed(stage, /, name, sys_flag):
 
 @pytest.mark.parametrize("sys_flag", [8, 12])
 @run_by("serve")
-async def test_9_nobody_sends_what_is_committed_or_rolled_back_already(stage, /, sys_flag):
+async def test_9_a_send_with_a_commit_or_rollback_flag_is_illegal(stage, /, sys_flag):
     client = await stage.client()
 
     assert await client.code_of(SEND, sending("T", sys_flag=sys_flag), body=b"x") == ILLEGAL
@@ -411,7 +413,7 @@ async def test_9_nobody_sends_what_is_committed_or_rolled_back_already(stage, /,
 )
 @pytest.mark.parametrize("is_declared", [True, False])
 @run_by("serve")
-async def test_9_half_messages_go_to_ordinary_topics_only(stage, /, name, is_declared):
+async def test_9_a_half_message_for_a_system_or_retry_topic_is_refused(stage, /, name, is_declared):
     client = await stage.client()
     header = sending(name, sys_flag=4 if is_declared else 0, TRAN_MSG="true")
 
@@ -442,7 +444,7 @@ async def test_10_a_batch_for_a_retry_topic_is_illegal(stage, /):
     ids=["empty", "large", "long property", "long id", "long group of a half", "long topic"],
 )
 @run_by("serve", with_topics(message_size_max=1000))
-async def test_a_message_out_of_bounds_is_answered_and_its_connection_goes_on(
+async def test_a_message_out_of_bounds_is_refused_and_keeps_the_connection_open(
     stage, /, kind, topic, props, body, code
 ):
     client = await stage.client()
@@ -477,7 +479,7 @@ async def test_a_message_that_cannot_be_stored_is_illegal(stage, /, header, body
 
 
 @run_by("serve")
-async def test_a_request_that_lacks_a_field_is_answered(stage, /):
+async def test_a_send_without_a_required_field_is_an_error_that_names_it(stage, /):
     client = await stage.client()
 
     answer = await client.ask(SEND, TopicHeader("T"), body=b"x")
@@ -485,11 +487,11 @@ async def test_a_request_that_lacks_a_field_is_answered(stage, /):
     assert "producerGroup" in answer.remark
 
 
-# What became of the message
+# The outcome of a send
 
 
 @run_by(in_world, replace(SETTINGS, store=StoreSettings(flush="sync")))
-async def test_with_sync_flush_the_answer_comes_when_the_disk_has_it(stage, /):
+async def test_with_sync_flush_a_send_is_answered_after_the_sync(stage, /):
     client = await stage.client()
     await client.send("T")
     assert stage.broker.store.log.durable == stage.broker.store.log.end
@@ -497,22 +499,20 @@ async def test_with_sync_flush_the_answer_comes_when_the_disk_has_it(stage, /):
 
 @pytest.mark.parametrize("problem", [errno.ENOSPC, errno.EIO])
 @run_by(in_world)
-async def test_a_write_that_fails_is_answered_unavailable_and_its_offset_is_free_again(
-    stage, /, problem
-):
+async def test_a_failed_write_is_answered_unavailable_and_its_offset_is_reused(stage, /, problem):
     client = await stage.client()
     await client.topic("T")
     await client.send("T", b"first")
     stage.disk.fail_writes(1, problem)
     assert await client.code_of(SEND, sending("T"), body=b"lost") == UNAVAILABLE
-    said = (await client.send("T", b"second")).read(SendAnswer)
+    result = (await client.send("T", b"second")).read(SendAnswer)
 
-    assert said.queue_offset == 1
-    assert [each.body for each in await stored(client, "T")] == [b"first", b"second"]
+    assert result.queue_offset == 1
+    assert [record.body for record in await stored(client, "T")] == [b"first", b"second"]
 
 
 @run_by(in_world)
-async def test_a_disk_that_is_too_full_takes_nothing_until_there_is_room(stage, /):
+async def test_sends_are_refused_while_the_disk_is_too_full(stage, /):
     client = await stage.client()
     await client.topic("T")
     stage.broker.admission.set_cause("disk", "the disk is more than 90% full")
@@ -526,28 +526,28 @@ async def test_a_disk_that_is_too_full_takes_nothing_until_there_is_room(stage, 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
 @run_by("serve")
-async def test_a_batch_becomes_single_messages_one_after_the_other(stage, /, kind):
+async def test_a_batch_is_stored_as_consecutive_single_messages(stage, /, kind):
     client = await stage.client()
     await client.topic("T")
     header = batching("T", WAIT="true", shared="yes")
     answer = await client.ok(BATCH, header, body=batch_of(b"a", b"b", TAGS="A"), kind=kind)
 
-    said = answer.read(SendAnswer)
+    result = answer.read(SendAnswer)
     records = await stored(client, "T")
-    assert [each.body for each in records] == [b"a", b"b"]
-    assert [each.queue_offset for each in records] == [0, 1]
-    assert said.msg_id == ",".join(each.offset_id for each in records)
-    assert said.queue_offset == 0
-    for each in records:
-        assert each.property_map().items() >= {
+    assert [record.body for record in records] == [b"a", b"b"]
+    assert [record.queue_offset for record in records] == [0, 1]
+    assert result.msg_id == ",".join(record.offset_id for record in records)
+    assert result.queue_offset == 0
+    for record in records:
+        assert record.property_map().items() >= {
             ("TAGS", "A"),
             ("shared", "yes"),
             ("CLUSTER", "DefaultCluster"),
         }
-        assert "WAIT" not in each.property_map()
+        assert "WAIT" not in record.property_map()
 
 
-def test_the_messages_of_a_batch_are_stored_as_if_each_had_been_sent_alone():
+def test_messages_of_a_batch_are_stored_as_if_they_were_sent_singly():
     @settings(max_examples=40)
     @given(
         st.one_of(st.lists(st.tuples(INT32, BODIES, TEXTS), min_size=1), ALIKE),
@@ -568,17 +568,17 @@ def test_the_messages_of_a_batch_are_stored_as_if_each_had_been_sent_alone():
 
             store = stage.broker.store
             queues = [store.find_queue("T", number) for number in (0, 1)]
-            codes, shown, found = [], [], []
+            codes, shown, positions = [], [], []
             for queue in queues:
                 entries = queue.read(0, 1000)
                 codes.append([code for _, _, code, _ in entries])
                 records = [unpack(store.record_bytes(entry[0]))[0] for entry in entries]
                 shown.append(
-                    [replaced(each, position=0, stored_ms=0, queue_id=0) for each in records]
+                    [replaced(record, position=0, stored_ms=0, queue_id=0) for record in records]
                 )
-                words = {word for each in records for word in keys_in(each.properties)}
+                words = {word for record in records for word in keys_in(record.properties)}
                 held = {entry[0]: number for number, entry in enumerate(entries)}
-                found.append(
+                positions.append(
                     {
                         word: [
                             held[at]
@@ -590,7 +590,7 @@ def test_the_messages_of_a_batch_are_stored_as_if_each_had_been_sent_alone():
                 )
             assert codes[0] == codes[1]
             assert shown[0] == shown[1]
-            assert found[0] == found[1]
+            assert positions[0] == positions[1]
             assert len(shown[0]) == len(items)
 
         in_world(main)
@@ -599,7 +599,7 @@ def test_the_messages_of_a_batch_are_stored_as_if_each_had_been_sent_alone():
 
 
 @run_by("serve")
-async def test_the_flag_and_not_the_code_makes_a_batch(stage, /):
+async def test_a_send_is_a_batch_by_its_flag_not_by_its_request_code(stage, /):
     client = await stage.client()
     await client.ok(SEND_V2, batching("T"), body=batch_of(b"a", b"b"))
     assert await client.max_offset("T") == 2
@@ -609,14 +609,14 @@ async def test_the_flag_and_not_the_code_makes_a_batch(stage, /):
 
 
 @run_by("serve")
-async def test_a_batch_of_the_cpp_clients_own_making_is_one_message(stage, /):
+async def test_a_batch_flag_on_request_10_splits_the_body_only_if_it_is_a_batch(stage, /):
     client = await stage.client()
     header = sending("T")
     header.batch = True
     await client.ok(SEND, header, body=b"anything at all, longer than a head")
     await client.ok(SEND, header, body=batch_of(b"a", b"b"))
 
-    bodies = [each.body for each in await stored(client, "T")]
+    bodies = [record.body for record in await stored(client, "T")]
     assert bodies == [b"anything at all, longer than a head", b"a", b"b"]
 
 
@@ -626,7 +626,7 @@ async def test_a_batch_of_the_cpp_clients_own_making_is_one_message(stage, /):
     ids=["no batch", "cut", "half"],
 )
 @run_by("serve")
-async def test_a_batch_is_taken_whole_or_refused_whole(stage, /, body, code):
+async def test_a_batch_with_an_invalid_message_is_refused_whole(stage, /, body, code):
     client = await stage.client()
     await client.topic("T")
 
@@ -636,7 +636,7 @@ async def test_a_batch_is_taken_whole_or_refused_whole(stage, /, body, code):
 
 
 @run_by("serve")
-async def test_a_batch_is_never_transactional(stage, /):
+async def test_a_transactional_batch_is_refused(stage, /):
     client = await stage.client()
     await client.topic("T")
     header = batching("T")
@@ -657,11 +657,11 @@ async def test_a_one_way_send_is_stored_and_never_answered(stage, /):
     assert await client.is_silent(SEND, sending("no such", default=""), body=b"x", oneway=True)
     await client.send("T", b"y")
 
-    assert [each.body for each in await stored(client, "T")] == [b"x", b"y"]
+    assert [record.body for record in await stored(client, "T")] == [b"x", b"y"]
 
 
 @run_by(in_world, replace(SETTINGS, store=StoreSettings(flush="sync")))
-async def test_what_arrives_together_is_stored_together_and_answered_each(stage, /):
+async def test_concurrent_sends_of_several_clients_are_all_stored(stage, /):
     clients = await stage.clients(3)
     await asyncio.gather(*[client.fill("T", 50) for client in clients])
 

@@ -27,7 +27,7 @@ async def change(client, **wanted):
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
-def test_settings_have_the_names_rocketmq_gives_them(serve, kind):
+def test_settings_are_shown_under_their_rocketmq_names(serve, kind):
     async def main(stage):
         settings = await shown(await stage.client(), kind=kind)
 
@@ -85,7 +85,7 @@ slaveReadEnable traceOn traceTopicEnable useTLS
 
 
 @pytest.mark.parametrize("reads", [True, False])
-def test_everything_that_mqadmin_exports_is_there_and_true(serve, reads):
+def test_all_settings_that_mqadmin_exports_are_present(serve, reads):
     """``exportConfigs`` ends in a NullPointerException where one of these is missing."""
 
     async def main(stage):
@@ -99,12 +99,12 @@ def test_everything_that_mqadmin_exports_is_there_and_true(serve, reads):
 
 
 @run_by("serve")
-async def test_async_flush_has_its_own_name(stage, /):
+async def test_async_flush_is_shown_under_its_rocketmq_name(stage, /):
     assert (await shown(await stage.client()))["flushDiskType"] == "ASYNC_FLUSH"
 
 
 @run_by("serve")
-async def test_the_state_of_the_settings_is_told_with_them(stage, /):
+async def test_settings_are_shown_with_their_data_version(stage, /):
     client = await stage.client()
 
     async def version():
@@ -148,7 +148,7 @@ async def test_the_state_of_the_settings_is_told_with_them(stage, /):
     ],
 )
 @run_by("serve")
-async def test_some_settings_can_be_changed_while_the_broker_runs(stage, /, name, text, read):
+async def test_a_changeable_setting_takes_effect_while_the_broker_runs(stage, /, name, text, read):
     client = await stage.client()
     answer = await change(client, **{name: text})
 
@@ -158,7 +158,7 @@ async def test_some_settings_can_be_changed_while_the_broker_runs(stage, /, name
 
 
 @run_by("serve")
-async def test_settings_that_have_to_fit_each_other_are_changed_together(stage, /):
+async def test_dependent_settings_can_be_changed_by_one_request(stage, /):
     client = await stage.client()
     higher = {
         "diskMaxUsedSpaceRatio": "92",
@@ -186,7 +186,7 @@ async def test_settings_that_have_to_fit_each_other_are_changed_together(stage, 
     ],
 )
 @run_by("serve")
-async def test_a_value_that_cannot_be_changes_nothing(stage, /, name, text):
+async def test_an_invalid_value_changes_no_setting(stage, /, name, text):
     client = await stage.client()
     before = stage.broker.settings
     answer = await change(client, **{name: text, "diskSpaceWarningLevelRatio": "95"})
@@ -205,7 +205,7 @@ async def test_a_value_that_cannot_be_changes_nothing(stage, /, name, text):
     ],
 )
 @run_by("serve")
-async def test_other_settings_cannot_and_the_answer_says_which_can(stage, /, wanted):
+async def test_a_change_of_a_fixed_setting_is_refused_with_the_changeable_ones(stage, /, wanted):
     client = await stage.client()
     before = stage.broker.settings
     answer = await change(client, **wanted)
@@ -217,8 +217,8 @@ async def test_other_settings_cannot_and_the_answer_says_which_can(stage, /, wan
 
 
 @run_by("serve")
-async def test_saying_again_what_is_so_already_is_no_change(stage, /):
-    """Tools that send back everything they were shown must be able to change one line of it."""
+async def test_sending_back_unchanged_settings_is_accepted(stage, /):
+    """Tools send all settings back, with one line changed."""
     client = await stage.client()
     everything = await shown(client)
     assert (await change(client, **everything)).code == 0
@@ -229,18 +229,18 @@ async def test_saying_again_what_is_so_already_is_no_change(stage, /):
 
 @pytest.mark.parametrize("body", [b"", b"# nothing\n"])
 @run_by("serve")
-async def test_no_settings_are_no_change(stage, /, body):
+async def test_an_empty_change_is_accepted(stage, /, body):
     assert await (await stage.client()).code_of(CHANGE, body=body) == 0
 
 
 @pytest.mark.parametrize("body", [b"\xff", b"a=\\u12"])
 @run_by("serve")
-async def test_a_body_that_is_no_settings_is_an_error(stage, /, body):
+async def test_a_malformed_settings_body_is_an_error(stage, /, body):
     assert await (await stage.client()).code_of(CHANGE, body=body) == ERROR
 
 
 @run_by("serve", with_topics(auto_create=False))
-async def test_whether_sending_makes_topics_changes_at_once(stage, /):
+async def test_a_change_of_topic_auto_creation_takes_effect_at_once(stage, /):
     client = await stage.client()
     assert await client.code_of(10, sending("T"), body=b"x") == NO_TOPIC
     assert (await change(client, autoCreateTopicEnable="true")).code == 0
@@ -251,7 +251,7 @@ async def test_whether_sending_makes_topics_changes_at_once(stage, /):
 
 
 @run_by(in_world, with_topics(auto_create=False))
-async def test_a_change_whose_consequences_cannot_be_saved_is_no_change(stage, /):
+async def test_a_change_whose_effects_cannot_be_saved_is_refused(stage, /):
     client = await stage.client()
     stage.disk.fail_writes(1)
     assert (await change(client, autoCreateTopicEnable="true")).code != 0
@@ -261,7 +261,7 @@ async def test_a_change_whose_consequences_cannot_be_saved_is_no_change(stage, /
 
 
 @run_by("serve")
-async def test_whether_consuming_makes_groups_changes_at_once(stage, /):
+async def test_a_change_of_group_auto_creation_takes_effect_at_once(stage, /):
     client = await stage.client()
     await client.topic("T")
     assert (await change(client, autoCreateSubscriptionGroup="false")).code == 0

@@ -1,4 +1,4 @@
-"""28, 315, 306, 316, 329: counters, and what they are asked for."""
+"""28, 315, 306, 316, 329: counters, and the requests for them."""
 
 import errno
 
@@ -50,13 +50,13 @@ async def counter(client, name, key):
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
 @run_by("serve")
-async def test_every_number_that_tools_read_is_there(stage, /, kind):
+async def test_the_runtime_table_has_every_number_that_tools_read(stage, /, kind):
     table = await runtime(await stage.client(), kind=kind)
 
     assert table.keys() >= set(READ_BY_TOOLS)
     for name in READ_BY_TOOLS:
         if name.endswith("Tps"):
-            assert len([float(each) for each in table[name].split()]) == 3
+            assert len([float(rate) for rate in table[name].split()]) == 3
         elif name not in ("brokerVersionDesc", "runtime", *UNITS):
             float(table[name])
 
@@ -66,7 +66,7 @@ UNITS = ("remainHowManyDataToFlush", "putMessageDistributeTime", "commitLogDirCa
 
 
 @run_by("serve")
-async def test_texts_with_units_can_be_taken_apart_as_monitoring_does(stage, /):
+async def test_values_with_units_can_be_parsed_as_monitoring_tools_do(stage, /):
     table = await runtime(await stage.client())
 
     words = table["commitLogDirCapacity"].split(" ")
@@ -76,11 +76,11 @@ async def test_texts_with_units_can_be_taken_apart_as_monitoring_does(stage, /):
     amount, unit = table["remainHowManyDataToFlush"].split(" ")
     assert float(amount) == 0
     assert unit == "B"
-    assert all(":" in each for each in table["putMessageDistributeTime"].split())
+    assert all(":" in part for part in table["putMessageDistributeTime"].split())
 
 
 @run_by("serve")
-async def test_the_numbers_are_those_of_this_broker(stage, /):
+async def test_the_runtime_table_shows_the_figures_of_this_broker(stage, /):
     client = await stage.client()
     assert (await runtime(client))["earliestMessageTimeStamp"] == "-1"
     await client.fill("T", 3)
@@ -104,7 +104,7 @@ async def test_the_numbers_are_those_of_this_broker(stage, /):
 
 
 @run_by(in_world, SYNC)
-async def test_rates_are_those_of_ten_seconds_a_minute_and_ten_minutes(stage, /):
+async def test_rates_cover_ten_seconds_one_minute_and_ten_minutes(stage, /):
     await stage.passes(700)
     client = await stage.client()
     await client.fill("T", 60)
@@ -112,7 +112,7 @@ async def test_rates_are_those_of_ten_seconds_a_minute_and_ten_minutes(stage, /)
     await stage.passes(25)
     table = await runtime(client)
 
-    ten, minute, long = (float(each) for each in table["putTps"].split())
+    ten, minute, long = (float(rate) for rate in table["putTps"].split())
     assert ten == 0
     assert 0.9 <= minute <= 1.2
     assert 0.09 <= long <= 0.11
@@ -122,7 +122,7 @@ async def test_rates_are_those_of_ten_seconds_a_minute_and_ten_minutes(stage, /)
 
 
 @run_by(in_world)
-async def test_yesterday_and_today_are_told_apart_at_midnight(stage, /):
+async def test_daily_totals_move_on_at_midnight(stage, /):
     client = await stage.client()
     await client.fill("T", 3)
     stage.clock.jump(24 * 3600)
@@ -142,7 +142,7 @@ async def test_yesterday_and_today_are_told_apart_at_midnight(stage, /):
 
 
 @run_by(in_world)
-async def test_a_disk_that_does_not_say_how_full_it_is_hides_nothing_else(stage, /):
+async def test_a_disk_that_does_not_report_its_space_hides_no_other_figures(stage, /):
     client = await stage.client()
 
     def broken():
@@ -170,7 +170,7 @@ async def test_a_disk_that_does_not_say_how_full_it_is_hides_nothing_else(stage,
         (1024**7, "1024.0 EiB"),
     ],
 )
-def test_sizes_are_written_as_java_writes_them(size, text):
+def test_sizes_are_formatted_as_in_java(size, text):
     assert _readable(size) == text
 
 
@@ -178,7 +178,7 @@ def test_sizes_are_written_as_java_writes_them(size, text):
 
 
 @run_by("serve")
-async def test_what_is_sent_to_a_topic_is_counted_at_once(stage, /):
+async def test_messages_sent_to_a_topic_are_counted_at_once(stage, /):
     client = await stage.client()
     await client.fill("T", 3)
     shown = await counter(client, "TOPIC_PUT_NUMS", "T")
@@ -189,7 +189,7 @@ async def test_what_is_sent_to_a_topic_is_counted_at_once(stage, /):
 
 
 @run_by("serve")
-async def test_sizes_have_a_mean(stage, /):
+async def test_a_size_counter_shows_the_mean_size(stage, /):
     client = await stage.client()
     await client.send("T", b"x" * 10)
     await client.send("T", b"x" * 20)
@@ -199,7 +199,7 @@ async def test_sizes_have_a_mean(stage, /):
 
 
 @run_by("serve")
-async def test_what_a_group_gets_is_counted(stage, /):
+async def test_messages_delivered_to_a_group_are_counted(stage, /):
     client = await stage.client()
     await client.fill("T", 3)
     found = await client.pull("T", group="g")
@@ -229,7 +229,7 @@ async def test_the_broker_is_counted_under_its_clusters_name(stage, /):
     ],
 )
 @run_by("serve")
-async def test_what_was_never_counted_is_an_error(stage, /, name, key):
+async def test_asking_for_an_unknown_counter_is_an_error(stage, /, name, key):
     client = await stage.client()
     await client.topic("T")
 
@@ -249,7 +249,7 @@ async def test_the_brokers_total_does_not_fall_when_a_topic_goes(stage, /):
 
 
 @run_by(in_world, SYNC, within=10000.0)
-async def test_windows_forget_what_lies_before_them(stage, /):
+async def test_counts_drop_out_of_windows_they_are_older_than(stage, /):
     client = await stage.client()
     await client.fill("T", 5)
     sums = []
@@ -257,7 +257,7 @@ async def test_windows_forget_what_lies_before_them(stage, /):
         await stage.passes(pause)
         shown = await counter(await stage.client(), "TOPIC_PUT_NUMS", "T")
         windows = (shown.stats_minute, shown.stats_hour, shown.stats_day)
-        sums.append([each.sum for each in windows])
+        sums.append([window.sum for window in windows])
 
     assert sums == [[5, 5, 5], [0, 5, 5], [0, 0, 5]]
 
@@ -266,12 +266,12 @@ async def test_windows_forget_what_lies_before_them(stage, /):
 
 
 @run_by("serve")
-async def test_cleaning_queues_is_answered(stage, /):
+async def test_a_request_to_clean_queues_is_answered(stage, /):
     await (await stage.client()).ok(CLEAN_QUEUES)
 
 
 @run_by("serve")
-async def test_cleaning_topics_drops_what_is_told_of_those_that_are_gone(stage, /):
+async def test_cleaning_topics_removes_offsets_of_deleted_topics(stage, /):
     client = await stage.client()
     await client.topic("T")
     await client.commit("g", "T", 0, 1)
@@ -290,7 +290,7 @@ OLD = replace(
 
 
 @run_by(in_world, OLD, within=10000.0)
-async def test_old_files_are_deleted_when_that_is_asked_for_whatever_the_hour(stage, /):
+async def test_a_request_to_clean_the_log_deletes_old_files_at_any_hour(stage, /):
     client = await stage.client()
     await client.topic("T")
     for number in range(6):

@@ -23,7 +23,7 @@ async def config(client, name):
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
 @run_by("serve")
-async def test_a_topic_is_made_as_it_is_wanted_and_changed(stage, /, kind):
+async def test_a_topic_is_created_and_changed_with_the_given_settings(stage, /, kind):
     client = await stage.client()
     first = TopicSettings("T", "TBW102", 4, 8, 6, "MULTI_TAG", 1, order=True)
     await client.ok(PUT, first, kind=kind)
@@ -37,7 +37,7 @@ async def test_a_topic_is_made_as_it_is_wanted_and_changed(stage, /, kind):
     [("a b", 4, 4), ("", 4, 4), ("T", 0, 0), ("T", -1, 4), ("T", 5000, 4), ("TBW102", 4, 4)],
 )
 @run_by("serve")
-async def test_a_topic_that_cannot_be_is_refused(stage, /, name, read, write):
+async def test_a_topic_with_invalid_settings_is_refused(stage, /, name, read, write):
     client = await stage.client()
     before = await config(client, name)
 
@@ -46,7 +46,7 @@ async def test_a_topic_that_cannot_be_is_refused(stage, /, name, read, write):
 
 
 @run_by("serve")
-async def test_all_topics_are_shown_with_the_state_they_are_in(stage, /):
+async def test_all_topics_are_listed_with_their_data_version(stage, /):
     client = await stage.client()
     before = TopicConfigs.read((await client.ok(GET_ALL)).body).data_version
     await client.topic("T")
@@ -59,7 +59,7 @@ async def test_all_topics_are_shown_with_the_state_they_are_in(stage, /):
 
 
 @run_by("serve")
-async def test_one_topic_is_shown_or_unknown(stage, /):
+async def test_a_single_topic_is_shown_or_answered_unknown(stage, /):
     client = await stage.client()
 
     assert await config(client, "T") == -NO_TOPIC
@@ -67,7 +67,7 @@ async def test_one_topic_is_shown_or_unknown(stage, /):
 
 
 @run_by("serve")
-async def test_the_brokers_own_topics_are_listed(stage, /):
+async def test_system_topics_are_listed(stage, /):
     client = await stage.client()
     await client.topic("T")
     names = TopicNames.read((await client.ok(SYSTEM)).body).topic_list
@@ -78,7 +78,7 @@ async def test_the_brokers_own_topics_are_listed(stage, /):
 
 
 @run_by("serve")
-async def test_a_topic_that_is_deleted_is_gone_with_all_that_belonged_to_it(stage, /):
+async def test_deleting_a_topic_removes_its_messages_and_offsets(stage, /):
     client = await stage.client()
     await client.send("T")
     await client.commit("g", "T", 0, 1)
@@ -90,7 +90,7 @@ async def test_a_topic_that_is_deleted_is_gone_with_all_that_belonged_to_it(stag
     await client.ok(DELETE, TopicHeader("T"))
 
 
-def test_a_topic_made_again_never_shows_what_was_deleted():
+def test_a_topic_created_again_does_not_show_deleted_messages():
     async def first(stage):
         client = await stage.client()
         await client.fill("T", 3)
@@ -106,7 +106,7 @@ def test_a_topic_made_again_never_shows_what_was_deleted():
     in_world(first, restarted=second)
 
 
-def test_a_topic_is_created_anew_only_after_its_deletion_is_whole(monkeypatch):
+def test_a_topic_cannot_be_created_again_before_its_deletion_is_complete(monkeypatch):
     async def first(stage):
         client = await stage.client()
         await client.fill("T", 3)
@@ -156,7 +156,7 @@ def test_a_topic_whose_deletion_could_not_be_saved_keeps_its_messages(
 
 
 @run_by("serve")
-async def test_the_brokers_own_topics_cannot_be_deleted(stage, /):
+async def test_system_topics_cannot_be_deleted(stage, /):
     client = await stage.client()
 
     assert await client.code_of(DELETE, TopicHeader("TBW102")) == ERROR
@@ -173,7 +173,7 @@ def test_topics_survive_a_restart():
 
 
 @run_by("serve", with_topics(auto_create=False))
-async def test_without_auto_creation_there_is_no_template_to_be_found(stage, /):
+async def test_with_auto_creation_off_there_is_no_template_topic(stage, /):
     client = await stage.client()
 
     assert await config(client, "TBW102") == -NO_TOPIC

@@ -34,7 +34,7 @@ async def refused(client, name):
 
 
 @run_by(in_lives, quick())
-async def test_an_open_transaction_shows_its_checks_and_when_the_next_one_comes(life, /):
+async def test_an_open_transaction_shows_its_checks_and_the_time_of_the_next_one(life, /):
     client = await life.client("origin")
     await client.topic("T")
     await prepare(client, CHECK_IMMUNITY_TIME_IN_SECONDS="5")
@@ -55,7 +55,7 @@ async def test_an_open_transaction_shows_its_checks_and_when_the_next_one_comes(
 
 
 @run_by(in_lives, quick())
-async def test_a_transaction_is_known_after_its_decision_by_id_and_by_either_place(life, /):
+async def test_a_decided_transaction_is_found_by_id_and_by_either_position(life, /):
     client = await life.client()
     await client.topic("T")
     await client.beat(producers=[GROUP])
@@ -79,7 +79,7 @@ async def test_a_transaction_is_known_after_its_decision_by_id_and_by_either_pla
 
 
 @run_by(in_lives, quick(check_max=1))
-async def test_a_parked_transaction_names_the_person_who_decided_it(life, /):
+async def test_the_history_of_a_parked_transaction_names_who_decided_it(life, /):
     client = await life.client()
     await client.topic("T")
     await client.beat(producers=[GROUP])
@@ -98,16 +98,16 @@ async def test_a_parked_transaction_names_the_person_who_decided_it(life, /):
 
 
 @run_by(in_lives, quick())
-async def test_a_recheck_names_who_asked_for_it_and_why_also_after_the_decision(life, /):
+async def test_rechecks_are_shown_with_operator_and_reason_also_after_the_decision(life, /):
     client = await life.client()
     await client.topic("T")
     await client.beat(producers=[GROUP])
     half = await prepare(client)
     await prepare(client, unique="U2")
-    one = RecheckTransaction("U1", "ops", "the bank is back")
-    await client.ok(RequestCode.RECHECK_TRANSACTION, one)
-    many = RecheckTransactions(from_offset=0, operator="Ann", reason="all of them")
-    signed = fields_of(many) | {"AccessKey": "night-shift"}
+    single = RecheckTransaction("U1", "ops", "the bank is back")
+    await client.ok(RequestCode.RECHECK_TRANSACTION, single)
+    bulk = RecheckTransactions(from_offset=0, operator="Ann", reason="all of them")
+    signed = fields_of(bulk) | {"AccessKey": "night-shift"}
     await client.ok(RequestCode.RECHECK_TRANSACTIONS, signed)
     named = ResumeCheck(half.offset_id)
     await client.ok(RequestCode.RESUME_CHECK_HALF_MESSAGE, named)
@@ -126,7 +126,7 @@ async def test_a_recheck_names_who_asked_for_it_and_why_also_after_the_decision(
 
 
 @run_by(in_lives, quick())
-async def test_a_decided_transaction_names_its_producer_while_that_is_connected(life, /):
+async def test_a_decided_transaction_names_its_producer_while_it_is_connected(life, /):
     producer, other = await life.client("p-1"), await life.client("p-2")
     await producer.topic("T")
     for client in (other, producer):
@@ -141,7 +141,7 @@ async def test_a_decided_transaction_names_its_producer_while_that_is_connected(
 
 
 @run_by(in_lives, DURABLE)
-async def test_a_restart_keeps_the_decision_and_begins_the_checks_anew(life, /):
+async def test_a_restart_keeps_the_decision_and_forgets_the_checks(life, /):
     client = await life.client()
     await client.topic("T")
     half = await prepare(client)
@@ -155,7 +155,7 @@ async def test_a_restart_keeps_the_decision_and_begins_the_checks_anew(life, /):
         assert shown.checks == []
 
 
-def test_the_history_of_checks_has_a_fixed_size():
+def test_the_history_of_checks_has_a_bounded_size():
     history = CheckHistory()
     for key in range(CHECKED_TRANSACTIONS_KEPT + 10):
         for at_ms in range(CHECKS_KEPT + 1 if key % 100 == 0 else 1):

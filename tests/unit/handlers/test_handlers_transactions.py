@@ -1,4 +1,4 @@
-"""37, 39, 323 and the requests of our own: what becomes of half messages."""
+"""37, 39, 323 and txmq's own requests: the life of half messages."""
 
 import asyncio
 
@@ -58,7 +58,7 @@ async def test_a_half_message_is_invisible_until_it_is_committed(stage, /):
 
 
 @run_by("serve")
-async def test_rolled_back_is_never_seen(stage, /):
+async def test_a_rolled_back_half_message_is_never_delivered(stage, /):
     client = await stage.client()
     await client.topic("T")
     half = await prepare(client)
@@ -71,12 +71,12 @@ async def test_rolled_back_is_never_seen(stage, /):
 
 @pytest.mark.fault("M1")
 @run_by("serve")
-async def test_said_again_is_answered_again_and_changes_nothing(stage, /):
+async def test_a_repeated_commit_succeeds_and_delivers_one_message(stage, /):
     client = await stage.client()
     await client.topic("T")
     half = await prepare(client)
     at_once = [client.asking(37, half.end(COMMIT)) for _ in range(5)]
-    assert {each.code for each in await asyncio.gather(*at_once)} == {0}
+    assert {answer.code for answer in await asyncio.gather(*at_once)} == {0}
     assert await end(client, half, COMMIT) == 0
     assert (await client.pull("T")).bodies == [b"half"]
 
@@ -86,12 +86,12 @@ async def test_said_again_is_answered_again_and_changes_nothing(stage, /):
     ("first", "second", "code"), [(COMMIT, ROLLBACK, 200), (ROLLBACK, COMMIT, 201)]
 )
 @run_by("serve")
-async def test_the_first_decision_holds(stage, /, first, second, code):
+async def test_a_contradicting_second_decision_is_refused(stage, /, first, second, code):
     client = await stage.client()
     await client.topic("T")
     half = await prepare(client)
     both = [client.asking(37, half.end(what)) for what in (first, second)]
-    assert [each.code for each in await asyncio.gather(*both)] == [0, code]
+    assert [answer.code for answer in await asyncio.gather(*both)] == [0, code]
     assert await end(client, half, second) == code
     assert len((await client.pull("T")).records) == (first == COMMIT)
     assert stage.broker.transactions.tally.conflicts == 2
@@ -99,7 +99,7 @@ async def test_the_first_decision_holds(stage, /, first, second, code):
 
 @pytest.mark.fault("M4")
 @run_by("serve")
-async def test_what_an_end_gets_wrong_is_told_apart(stage, /):
+async def test_each_wrong_field_of_an_end_has_its_own_error_code(stage, /):
     client = await stage.client()
     await client.topic("T")
     half = await prepare(client)
@@ -126,7 +126,7 @@ async def test_a_half_message_sent_again_is_the_same_transaction(stage, /):
 
 
 @run_by(in_world, quick())
-async def test_a_producer_that_says_nothing_is_asked(stage, /):
+async def test_a_producer_that_sends_no_end_is_checked(stage, /):
     client = await stage.client()
     await client.topic("T")
     await client.beat(producers=[GROUP])
@@ -149,7 +149,7 @@ async def test_a_producer_that_says_nothing_is_asked(stage, /):
 
 
 @run_by(in_world, quick())
-async def test_unknown_until_parked_and_then_decided_by_hand(stage, /, caplog):
+async def test_a_transaction_parked_after_unknown_answers_can_be_decided_by_hand(stage, /, caplog):
     client = await stage.client()
     await client.topic("T")
     await client.beat(producers=[GROUP])
@@ -161,10 +161,10 @@ async def test_unknown_until_parked_and_then_decided_by_hand(stage, /, caplog):
     assert client.heard_nothing()
     (parked,) = (await client.pull("TRANS_CHECK_MAX_TIME_TOPIC")).records
     assert parked.body == b"half"
-    assert "check it again with: txmq tx recheck" in caplog.text  # By hand only at last.
+    assert "check it again with: txmq tx recheck" in caplog.text  # Deciding by hand comes last.
     listed = await client.ok(RequestCode.LIST_TRANSACTIONS, ListTransactions(state="parked"))
-    (one,) = OpenTransactions.read(listed.body).transactions
-    assert (one.transaction_id, one.state, one.checks) == ("U1", "parked", 3)
+    (entry,) = OpenTransactions.read(listed.body).transactions
+    assert (entry.transaction_id, entry.state, entry.checks) == ("U1", "parked", 3)
 
     by_hand = DecideTransaction("U1", "commit", "ops", "the ledger has it")
     await client.ok(RequestCode.DECIDE_TRANSACTION, by_hand)
@@ -182,7 +182,7 @@ async def test_unknown_until_parked_and_then_decided_by_hand(stage, /, caplog):
 
 
 @run_by(in_world, quick(check_max=9))
-async def test_who_does_not_know_is_followed_by_the_others_of_the_group_in_turn(stage, /):
+async def test_after_an_unknown_answer_the_other_producers_are_checked_in_turn(stage, /):
     origin, second, third = [await stage.client(name) for name in ("a", "b", "c")]
     await origin.topic("T")
     members = {"origin": origin, "second": second, "third": third}
@@ -201,16 +201,16 @@ async def test_who_does_not_know_is_followed_by_the_others_of_the_group_in_turn(
     for turns in asked.values():
         assert [turns[0], turns[3]] == ["origin", "origin"]
         assert sorted(turns[1:3]) == ["second", "third"]
-    # Not all go to the same one next.
+    # The next checks do not all go to the same producer.
     assert asked["U1"] != asked["U2"]
 
 
 @run_by(in_world, quick(check_max=9))
-async def test_who_does_not_answer_is_followed_by_another_of_the_group(stage, /):
+async def test_after_no_answer_another_producer_of_the_group_is_checked(stage, /):
     origin, other = await stage.client("a"), await stage.client("b")
     await origin.topic("T")
-    for each in (origin, other):
-        await each.beat(producers=[GROUP])
+    for member in (origin, other):
+        await member.beat(producers=[GROUP])
     await prepare(origin)
     await stage.passes(1.1)
     assert checks_heard(origin) == ["U1"]
@@ -218,18 +218,18 @@ async def test_who_does_not_answer_is_followed_by_another_of_the_group(stage, /)
     await stage.passes(1.1)
     assert checks_heard(other) == ["U1"]
     await stage.passes(1.1)
-    # That one said nothing at all, so nothing was spent, and it is not asked twice running.
+    # That one did not answer, so no attempt was spent, and it is not asked twice in a row.
     assert (checks_heard(origin), checks_heard(other)) == (["U1"], [])
 
 
 @run_by(in_lives, DURABLE)
-async def test_an_id_that_stands_for_another_message_is_refused(life, /):
+async def test_a_half_message_with_the_id_of_another_message_is_refused(life, /):
     client = await life.client()
     await client.topic("T")
     await client.topic("S")
     first = client.asking(RequestCode.SEND_MESSAGE, preparing("T"), body=b"half")
     second = client.asking(RequestCode.SEND_MESSAGE, preparing("S"), body=b"half")
-    assert [(await each).code for each in (first, second)] == [0, 13]
+    assert [(await future).code for future in (first, second)] == [0, 13]
     for topic, body in (("S", b"half"), ("T", b"other")):
         code = await client.code_of(RequestCode.SEND_MESSAGE, preparing(topic), body=body)
         assert code == 13
@@ -243,23 +243,23 @@ async def test_an_id_that_stands_for_another_message_is_refused(life, /):
 
 @pytest.mark.fault("M6")
 @run_by(in_lives, DURABLE)
-async def test_a_half_message_sent_again_before_the_first_is_safe_waits_with_it(life, /):
-    one, two = await life.client(), await life.client()
-    await one.topic("T")
-    await prepare(one, unique="earlier")
+async def test_a_half_message_sent_again_before_the_sync_waits_for_the_first(life, /):
+    client, other = await life.client(), await life.client()
+    await client.topic("T")
+    await prepare(client, unique="earlier")
     life.disk.slow_sync(3.0)
-    first = one.asking(RequestCode.SEND_MESSAGE, preparing(), body=b"half")
+    first = client.asking(RequestCode.SEND_MESSAGE, preparing(), body=b"half")
     await life.passes(0.5)
-    again = two.asking(RequestCode.SEND_MESSAGE, preparing(), body=b"half")
+    again = other.asking(RequestCode.SEND_MESSAGE, preparing(), body=b"half")
     await life.passes(0.5)
     assert not first.done()
     assert not again.done()
-    places = [(await each).field_map() for each in (first, again)]
+    places = [(await future).field_map() for future in (first, again)]
     assert places[0]["msgId"] == places[1]["msgId"]
-    assert (await listed(two)).open == 2
+    assert (await listed(other)).open == 2
 
 
-# What operators ask
+# Requests of operators
 
 
 async def listed(client, **given):
@@ -268,7 +268,7 @@ async def listed(client, **given):
 
 
 @run_by(in_lives, quick(timeout=1.0))
-async def test_open_transactions_are_listed_by_pages_and_by_what_they_are(life, /):
+async def test_open_transactions_are_listed_in_pages_and_filtered_by_state_and_group(life, /):
     client = await life.client()
     await client.topic("T", 4)
     await client.beat(producers=["busy"])
@@ -302,16 +302,21 @@ async def test_open_transactions_are_listed_by_pages_and_by_what_they_are(life, 
     assert await ids(count=3, from_offset=onwards) == ["A3", "A4", "B0"]
     assert await ids(from_offset=7) == []
     assert len(await ids(count=0)) == 1
-    one = first.transactions[1]
-    assert (one.producer_group, one.topic, one.queue_id, one.keys) == ("away", "T", 2, "k1")
-    assert (one.state, one.checks, one.is_being_decided) == ("prepared", 0, False)
-    assert one.stored_ms <= life.clock.wall_ms()
+    second = first.transactions[1]
+    assert (second.producer_group, second.topic, second.queue_id, second.keys) == (
+        "away",
+        "T",
+        2,
+        "k1",
+    )
+    assert (second.state, second.checks, second.is_being_decided) == ("prepared", 0, False)
+    assert second.stored_ms <= life.clock.wall_ms()
     code = await client.code_of(RequestCode.LIST_TRANSACTIONS, ListTransactions(state="done"))
     assert code == 29
 
 
 @run_by(in_lives, quick(check_max=1))
-async def test_pages_of_what_is_parked_skip_none_that_was_parked_late(life, /):
+async def test_paging_through_parked_transactions_misses_none_parked_out_of_order(life, /):
     client = await life.client()
     await client.topic("T")
     await client.beat(producers=[GROUP])
@@ -328,17 +333,15 @@ async def test_pages_of_what_is_parked_skip_none_that_was_parked_late(life, /):
         await life.passes(0.1)
 
     first = await listed(client, state="parked", count=1)
-    (one,) = first.transactions
-    rest = await listed(client, state="parked", from_offset=one.half_offset + 1)
+    (earliest,) = first.transactions
+    rest = await listed(client, state="parked", from_offset=earliest.half_offset + 1)
 
-    shown = [each.transaction_id for each in first.transactions + rest.transactions]
+    shown = [transaction.transaction_id for transaction in first.transactions + rest.transactions]
     assert shown == ["LATE", "SOON"]
 
 
 @run_by(in_lives, quick(timeout=60.0))
-async def test_many_are_checked_again_with_few_requests_and_as_few_entries_of_the_audit(
-    life, /, monkeypatch
-):
+async def test_a_bulk_recheck_takes_few_requests_and_few_audit_entries(life, /, monkeypatch):
     monkeypatch.setattr(handlers_transactions, "_RECHECKED_MAX", 2)
 
     client = await life.client()
@@ -402,7 +405,9 @@ async def test_a_transaction_is_shown_with_its_half_message_as_it_was_sent(life,
     ],
 )
 @run_by("serve")
-async def test_a_decision_by_hand_says_who_why_and_what(stage, /, wrong, code):
+async def test_a_decision_by_hand_without_operator_reason_or_decision_is_refused(
+    stage, /, wrong, code
+):
     client = await stage.client()
     await client.topic("T")
     await prepare(client)
@@ -416,7 +421,7 @@ async def test_a_decision_by_hand_says_who_why_and_what(stage, /, wrong, code):
 
 @pytest.mark.parametrize(("decision", "late", "code"), [("commit", 12, 200), ("rollback", 8, 201)])
 @run_by(in_lives, DURABLE)
-async def test_a_decision_by_hand_is_as_final_as_any(life, /, decision, late, code):
+async def test_a_decision_by_hand_is_final_and_survives_a_kill(life, /, decision, late, code):
     client = await life.client()
     await client.topic("T")
     half = await prepare(client)
@@ -437,7 +442,7 @@ async def test_a_decision_by_hand_is_as_final_as_any(life, /, decision, late, co
 
 
 @run_by(in_lives, DURABLE)
-async def test_what_two_operators_decide_at_once_is_decided_once(life, /):
+async def test_two_operators_that_decide_at_once_get_one_decision(life, /):
     client = await life.client()
     await client.topic("T")
     await prepare(client)
@@ -445,7 +450,7 @@ async def test_what_two_operators_decide_at_once_is_decided_once(life, /):
         client.asking(RequestCode.DECIDE_TRANSACTION, DecideTransaction("U1", what, who, "why"))
         for who, what in (("one", "commit"), ("two", "rollback"))
     ]
-    first, second = [each.code for each in await asyncio.gather(*both)]
+    first, second = [answer.code for answer in await asyncio.gather(*both)]
     assert first == 0
     assert second in (22, 200)
     assert (await client.pull("T")).bodies == [b"half"]
@@ -455,84 +460,92 @@ async def test_what_two_operators_decide_at_once_is_decided_once(life, /):
 
 
 @run_by(in_lives, DURABLE)
-async def test_no_answer_about_a_decision_comes_before_that_is_durable(life, /):
-    one, two = await life.client(), await life.client()
-    await one.topic("T")
-    half = await prepare(one)
+async def test_no_end_is_answered_before_the_decision_is_durable(life, /):
+    client, other = await life.client(), await life.client()
+    await client.topic("T")
+    half = await prepare(client)
     life.disk.slow_sync(3.0)
-    first = ending(one, half, COMMIT)
+    first = ending(client, half, COMMIT)
     await life.passes(1.0)
-    later = [ending(one, half, COMMIT), ending(two, half, ROLLBACK), ending(two, half, COMMIT)]
+    later = [
+        ending(client, half, COMMIT),
+        ending(other, half, ROLLBACK),
+        ending(other, half, COMMIT),
+    ]
     await life.passes(1.0)
     assert not any(each.done() for each in [first, *later])
-    assert (await two.pull("T")).bodies == []
+    assert (await other.pull("T")).bodies == []
 
     codes = [each.code for each in await asyncio.gather(first, *later)]
 
     assert codes == [0, 0, 200, 0]
-    assert (await two.pull("T")).bodies == [b"half"]
-    # From now on nothing waits.
+    assert (await other.pull("T")).bodies == [b"half"]
+    # From now on no answer waits.
     began = life.world.now()
-    assert [await end(two, half, each) for each in (COMMIT, ROLLBACK)] == [0, 200]
+    assert [await end(other, half, each) for each in (COMMIT, ROLLBACK)] == [0, 200]
     assert life.world.now() - began < 1.0
 
 
 @run_by(in_lives, DURABLE)
-async def test_an_operator_learns_of_no_decision_before_it_is_durable(life, /):
+async def test_no_operator_is_answered_before_the_decision_is_durable(life, /):
     """A power cut, or the next leader, may still take it back."""
-    one, two = await life.client(), await life.client()
-    await one.topic("T")
-    half = await prepare(one)
+    client, other = await life.client(), await life.client()
+    await client.topic("T")
+    half = await prepare(client)
     life.disk.slow_sync(3.0)
-    first = ending(one, half, COMMIT)
+    first = ending(client, half, COMMIT)
     await life.passes(1.0)
     by_hand = [
-        two.asking(RequestCode.DECIDE_TRANSACTION, DecideTransaction("U1", what, "ops", "why"))
+        other.asking(RequestCode.DECIDE_TRANSACTION, DecideTransaction("U1", what, "ops", "why"))
         for what in ("rollback", "commit")
     ]
     await life.passes(1.0)
-    assert not any(each.done() for each in [first, *by_hand])
+    assert not any(answer.done() for answer in [first, *by_hand])
     named = NamedTransaction("U1")
-    shown = await one.ok(RequestCode.SHOW_TRANSACTION, named)
+    shown = await client.ok(RequestCode.SHOW_TRANSACTION, named)
     entry = TransactionEntry.read(shown.field_map()["transaction"].encode())
     assert (entry.state, entry.is_being_decided) == ("prepared", True)
-    await one.ok(RequestCode.RECHECK_TRANSACTION, named)
+    await client.ok(RequestCode.RECHECK_TRANSACTION, named)
 
-    codes = [each.code for each in await asyncio.gather(first, *by_hand)]
+    codes = [answer.code for answer in await asyncio.gather(first, *by_hand)]
 
     assert codes == [0, 200, 0]
-    assert (await two.pull("T")).bodies == [b"half"]
-    assert await one.code_of(RequestCode.SHOW_TRANSACTION, named) == 22
+    assert (await other.pull("T")).bodies == [b"half"]
+    assert await client.code_of(RequestCode.SHOW_TRANSACTION, named) == 22
 
 
 @run_by(in_lives, DURABLE)
-async def test_a_decision_whose_write_failed_is_refused_with_all_that_followed_it(life, /):
-    one, two = await life.client(), await life.client()
-    await one.topic("T")
-    half = await prepare(one)
+async def test_a_failed_write_of_a_decision_refuses_all_ends_that_waited_for_it(life, /):
+    client, other = await life.client(), await life.client()
+    await client.topic("T")
+    half = await prepare(client)
     life.disk.slow_sync(3.0)
-    earlier = one.asking(RequestCode.SEND_MESSAGE, preparing(unique="U2"), body=b"half")
+    earlier = client.asking(RequestCode.SEND_MESSAGE, preparing(unique="U2"), body=b"half")
     await life.passes(1.0)
-    asked = [ending(one, half, COMMIT), ending(one, half, COMMIT), ending(two, half, ROLLBACK)]
+    asked = [
+        ending(client, half, COMMIT),
+        ending(client, half, COMMIT),
+        ending(other, half, ROLLBACK),
+    ]
     await life.passes(1.0)
-    assert not any(each.done() for each in asked)
+    assert not any(answer.done() for answer in asked)
     life.disk.fail_writes()
 
-    codes = [each.code for each in await asyncio.gather(*asked)]
+    codes = [answer.code for answer in await asyncio.gather(*asked)]
 
     assert (codes, (await earlier).code) == ([14, 14, 14], 0)
     life.disk.repair()
-    assert len((await listed(two)).transactions) == 2
-    assert await end(two, half, ROLLBACK) == 0
-    assert await end(one, half, COMMIT) == 201
-    assert (await two.pull("T")).bodies == []
+    assert len((await listed(other)).transactions) == 2
+    assert await end(other, half, ROLLBACK) == 0
+    assert await end(client, half, COMMIT) == 201
+    assert (await other.pull("T")).bodies == []
 
 
 @run_by(in_lives)
-async def test_a_repeated_end_that_finds_the_write_of_the_first_failed_is_not_answered_with_success(
+async def test_a_repeated_end_does_not_succeed_by_a_decision_whose_write_failed(
     life, /, monkeypatch
 ):
-    # The second begins a turn of its own, and with that the write of the first.
+    # The second END begins its own turn, and so starts the write of the first.
     monkeypatch.setattr(flusher, "SPAN_BYTES_MAX", 16)
 
     client = await life.client()
@@ -542,13 +555,13 @@ async def test_a_repeated_end_that_finds_the_write_of_the_first_failed_is_not_an
 
     codes = [ending(client, half, COMMIT) for _ in range(2)]
 
-    assert [each.code for each in await asyncio.gather(*codes)] == [14, 0]
+    assert [answer.code for answer in await asyncio.gather(*codes)] == [14, 0]
     assert (await client.pull("T")).bodies == [b"half"]
     assert await client.max_offset("RMQ_SYS_TRANS_OP_HALF_TOPIC") == 1
 
 
 @run_by(in_world, quick())
-async def test_what_is_to_be_left_alone_for_long_is_forgotten_once_it_is_decided(stage, /):
+async def test_the_immunity_time_of_a_decided_transaction_is_forgotten(stage, /):
     client = await stage.client()
     await client.topic("T")
     await client.beat(producers=[GROUP])
@@ -573,10 +586,10 @@ async def test_what_is_to_be_left_alone_for_long_is_forgotten_once_it_is_decided
 
 
 @run_by(in_world, quick())
-async def test_a_group_whose_producers_never_come_is_forgotten_with_its_last_transaction(stage, /):
+async def test_a_group_without_producers_is_forgotten_with_its_last_transaction(stage, /):
     client = await stage.client()
     await client.topic("T")
-    halves = [await prepare(client, unique=f"U{each}", group=f"G{each}") for each in range(9)]
+    halves = [await prepare(client, unique=f"U{number}", group=f"G{number}") for number in range(9)]
     await stage.passes(3)
     assert len(stage.broker._checker.checks.stranded) == 9
 
@@ -587,7 +600,7 @@ async def test_a_group_whose_producers_never_come_is_forgotten_with_its_last_tra
 
 
 @run_by("serve")
-async def test_an_id_that_was_used_for_another_topic_is_refused_after_the_decision_too(stage, /):
+async def test_an_id_used_for_another_topic_is_refused_also_after_the_decision(stage, /):
     client = await stage.client()
     await client.topic("T")
     await client.topic("T2")
@@ -599,7 +612,7 @@ async def test_an_id_that_was_used_for_another_topic_is_refused_after_the_decisi
 
 
 @run_by("serve")
-async def test_an_end_before_anything_was_stored_finds_nothing(stage, /):
+async def test_an_end_for_an_empty_half_queue_is_refused_with_the_reason(stage, /):
     client = await stage.client()
     asked = [client.asking(37, EndTransaction("P", 0, 0, COMMIT, False, "U")) for _ in range(2)]
     for answer in await asyncio.gather(*asked):

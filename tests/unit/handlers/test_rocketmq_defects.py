@@ -1,4 +1,4 @@
-"""What goes wrong with transactions in RocketMQ, defect by defect, and does not here.
+"""The defects of transactions in RocketMQ, one by one: none of them occurs here.
 
 Everything runs in virtual time, most of it in a simulated world in which the broker can be stopped,
 killed and started again.
@@ -53,7 +53,7 @@ HOUR = 3600.0
 
 
 async def producer(life, name=None, *groups):
-    """A client that has said what it produces for."""
+    """A client that has registered its producer groups."""
     client = await life.client(name)
     await client.beat(producers=groups or [GROUP])
     return client
@@ -62,11 +62,14 @@ async def producer(life, name=None, *groups):
 async def opened(client, state=""):
     """The open transactions, as an operator sees them."""
     answer = await client.ok(RequestCode.LIST_TRANSACTIONS, ListTransactions(state=state))
-    return {each.transaction_id: each for each in OpenTransactions.read(answer.body).transactions}
+    return {
+        transaction.transaction_id: transaction
+        for transaction in OpenTransactions.read(answer.body).transactions
+    }
 
 
 def decided(client, request):
-    """Answer a check with COMMIT, one-way and from where it was heard, as stock clients do."""
+    """Answer a check with COMMIT, one-way and on its own connection, as stock clients do."""
     asked = request.read(CheckState)
     header = EndTransaction(
         GROUP, asked.tran_state_table_offset, asked.commit_log_offset, COMMIT, True, asked.msg_id
@@ -75,7 +78,7 @@ def decided(client, request):
 
 
 def damage(life, half):
-    """Turn over a bit in the middle of a half message's body."""
+    """Flip a bit in the middle of a half message's body."""
     life.disk.flip_bit(f"{FOLDER}/{name_of(0)}{SUFFIX}", half.position + 300)
 
 
@@ -89,7 +92,7 @@ async def test_a_second_commit_stores_nothing_a_second_time(life, /):
     await client.topic("T")
     half = await prepare(client)
     both = [ending(client, half, COMMIT), ending(other, half, COMMIT)]
-    assert [each.code for each in await asyncio.gather(*both)] == [0, 0]
+    assert [answer.code for answer in await asyncio.gather(*both)] == [0, 0]
     assert await end(client, half, COMMIT) == 0
     assert await end(other, half, COMMIT, is_check=True) == 0
 
@@ -104,7 +107,7 @@ async def test_a_second_commit_stores_nothing_a_second_time(life, /):
     [(ROLLBACK, COMMIT, 201, []), (COMMIT, ROLLBACK, 200, [b"half"])],
 )
 @run_by(in_lives, quick())
-async def test_what_a_check_decided_is_not_undone_by_a_late_end(
+async def test_a_late_end_does_not_undo_the_decision_of_a_check(
     life, /, checked, late, code, bodies
 ):
     client = await producer(life)
@@ -148,10 +151,10 @@ async def test_two_producers_that_answer_one_check_differently_get_one_decision(
     await one.topic("T")
     half = await prepare(one)
     await one.heard(CHECK)
-    await two.heard(CHECK)  # The first said nothing by the time of the next check.
+    await two.heard(CHECK)  # The first had not answered by the next check.
     both = [ending(two, half, ROLLBACK, is_check=True), ending(one, half, COMMIT)]
 
-    codes = sorted([each.code for each in await asyncio.gather(*both)])
+    codes = sorted([answer.code for answer in await asyncio.gather(*both)])
 
     bodies = (await one.pull("T")).bodies
     assert (codes, bodies) in [([0, 200], [b"half"]), ([0, 201], [])]
@@ -160,7 +163,7 @@ async def test_two_producers_that_answer_one_check_differently_get_one_decision(
 
 @pytest.mark.fault("M3")
 @run_by(in_lives, DURABLE)
-async def test_an_end_before_its_half_message_is_known_is_told_so_and_works_later(life, /):
+async def test_an_end_before_its_half_message_is_known_is_refused_and_works_later(life, /):
     client = await life.client()
     await client.topic("T")
     await prepare(client, unique="earlier")
@@ -190,14 +193,14 @@ async def test_a_one_way_end_works_like_any_other(life, /):
     half = await prepare(client)
     told = [ending(client, half, what, oneway=True) for what in (COMMIT, COMMIT, ROLLBACK)]
     await life.passes(0.5)
-    assert not any(each.done() for each in told)
+    assert not any(future.done() for future in told)
     assert (await client.pull("T")).bodies == [b"half"]
     assert await end(client, half, COMMIT) == 0
 
 
 @pytest.mark.fault("N1")
 @run_by(in_lives, quick())
-async def test_a_one_way_end_that_never_arrives_is_found_out_by_a_check(life, /):
+async def test_a_check_replaces_a_one_way_end_that_was_lost(life, /):
     client = await producer(life)
     await client.topic("T")
     half = await prepare(client)
@@ -236,7 +239,7 @@ async def test_an_end_works_after_the_broker_restarted(life, /, is_killed, is_in
     client = await life.client()
     assert sorted(await opened(client)) == ["A", "B"]
 
-    # Said again, and contradicted: the log knows.
+    # Repeated and contradicted: the log knows the decision.
     assert [await end(client, decided, each) for each in (COMMIT, ROLLBACK)] == [0, 200]
     assert [await end(client, undone, each) for each in (ROLLBACK, COMMIT)] == [0, 201]
     assert [await end(client, open_one, each) for each in (COMMIT, ROLLBACK)] == [0, 200]
@@ -267,16 +270,14 @@ async def test_a_half_message_sent_again_after_decision_and_restart_is_the_same_
 
 
 @run_by(in_lives)
-async def test_an_end_for_an_id_that_was_used_again_decides_only_what_it_names(
-    life, /, monkeypatch
-):
+async def test_an_end_for_a_reused_id_decides_only_the_transaction_it_names(life, /, monkeypatch):
     monkeypatch.setattr(half_store, "RECENT_TRANSACTIONS", 2)
 
     client = await life.client()
     await client.topic("T")
     first = await prepare(client)
     assert await end(client, first, ROLLBACK) == 0
-    for unique in "ABC":  # After these nobody remembers the first without a search.
+    for unique in "ABC":  # After these, only a search finds the first.
         assert await end(client, await prepare(client, unique=unique), ROLLBACK) == 0
     second = await prepare(client)
     assert second.offset > first.offset
@@ -293,7 +294,7 @@ async def test_an_end_for_an_id_that_was_used_again_decides_only_what_it_names(
 @pytest.mark.fault("P9")
 @pytest.mark.parametrize("loss", [None, Loss.PAGES], ids=["killed", "power lost"])
 @pytest.mark.parametrize("step", ["stage the half message", "write the span"])
-def test_a_half_message_that_a_death_kept_from_the_log_is_sent_again_and_there_once(step, loss):
+def test_a_half_message_lost_in_a_crash_can_be_sent_again_and_is_stored_once(step, loss):
     armed = []
 
     def die(label):
@@ -348,7 +349,7 @@ async def test_a_half_message_sent_again_after_a_restart_is_the_same_transaction
 
 
 @run_by(in_lives, quick())
-async def test_who_is_decided_is_never_checked(life, /):
+async def test_decided_transactions_are_never_checked(life, /):
     client = await producer(life)
     await client.topic("T")
     halves = await asyncio.gather(*[prepare(client, unique=f"U{number}") for number in range(200)])
@@ -362,7 +363,7 @@ async def test_who_is_decided_is_never_checked(life, /):
 
 
 @run_by(in_lives, quick(check_max=100))
-async def test_an_end_that_comes_after_many_checks_ends_them(life, /):
+async def test_an_end_after_many_checks_stops_the_checks(life, /):
     client = await producer(life)
     await client.topic("T")
     half = await prepare(client)
@@ -387,9 +388,7 @@ async def test_an_end_that_comes_after_many_checks_ends_them(life, /):
 
 @pytest.mark.fault("P13")
 @run_by(in_lives, quick(DURABLE, check_max=1000))
-async def test_a_broker_that_is_killed_right_after_a_commit_neither_checks_nor_delivers_it_again(
-    life, /
-):
+async def test_a_commit_before_a_kill_is_neither_checked_nor_delivered_again(life, /):
     client = await producer(life)
     await client.topic("T")
     halves = [await prepare(client, unique=f"U{number}") for number in range(20)]
@@ -404,7 +403,7 @@ async def test_a_broker_that_is_killed_right_after_a_commit_neither_checks_nor_d
 
 
 @run_by(in_lives, quick(check_interval=60.0))
-async def test_all_that_are_open_are_checked_soon_however_many_there_are(life, /):
+async def test_thousands_of_open_transactions_are_checked_within_seconds(life, /):
     client = await producer(life)
     await client.topic("T")
     client.inbox.replies[CHECK] = lambda request: decided(client, request)
@@ -416,7 +415,7 @@ async def test_all_that_are_open_are_checked_soon_however_many_there_are(life, /
 
 
 @run_by(in_lives, quick(check_interval=10.0, check_max=1000))
-async def test_checks_keep_their_interval_whatever_happens_between(life, /):
+async def test_reconnects_and_rechecks_do_not_shorten_the_check_interval(life, /):
     client = await producer(life)
     await client.topic("T")
     await prepare(client)
@@ -435,11 +434,11 @@ async def test_checks_keep_their_interval_whatever_happens_between(life, /):
     assert 5 <= len(checks_heard(client)) <= 6
 
 
-# Attempts that are spent on nothing
+# Wasted attempts
 
 
 @run_by(in_lives, quick())
-async def test_the_time_in_which_a_producer_wants_not_to_be_asked_costs_no_attempt(life, /):
+async def test_the_check_immunity_time_costs_no_attempt(life, /):
     client = await producer(life)
     await client.topic("T")
     await prepare(client, CHECK_IMMUNITY_TIME_IN_SECONDS="30")
@@ -454,15 +453,15 @@ async def test_the_time_in_which_a_producer_wants_not_to_be_asked_costs_no_attem
 
 @pytest.mark.fault("N3")
 @run_by(in_lives, quick())
-async def test_an_hour_without_producers_spends_nothing_and_discards_nothing(life, /):
+async def test_an_hour_without_producers_spends_no_attempt_and_discards_nothing(life, /):
     client = await producer(life)
     await client.topic("T")
     await prepare(client)
     client.close()
     await life.passes(HOUR)
     operator = await life.client()
-    (one,) = (await opened(operator)).values()
-    assert (one.state, one.checks) == ("prepared", 0)
+    (transaction,) = (await opened(operator)).values()
+    assert (transaction.state, transaction.checks) == ("prepared", 0)
     stranger = await producer(life, "stranger", "another group")
     await life.passes(5)
     assert stranger.heard_nothing()
@@ -476,7 +475,7 @@ async def test_an_hour_without_producers_spends_nothing_and_discards_nothing(lif
 
 @pytest.mark.fault("P14")
 @run_by(in_lives, quick(check_interval=10.0))
-async def test_what_a_dead_connection_was_asked_is_asked_again_and_costs_nothing(life, /):
+async def test_a_check_lost_with_its_connection_is_repeated_and_costs_no_attempt(life, /):
     client, operator = await producer(life), await life.client()
     await client.topic("T")
     await prepare(client)
@@ -491,12 +490,14 @@ async def test_what_a_dead_connection_was_asked_is_asked_again_and_costs_nothing
 
 
 @run_by(in_lives, quick(check_interval=20.0))
-async def test_a_producer_that_reads_too_slowly_is_not_asked_until_it_has_caught_up(life, /):
+async def test_a_producer_that_reads_too_slowly_is_not_checked_until_it_has_caught_up(life, /):
     slow, other = await producer(life, "slow"), await producer(life, "other")
     await slow.topic("T")
     half = await prepare(slow)
     (there,) = [
-        each.connection for each in life.broker.clients.producers(GROUP) if each.client_id == "slow"
+        member.connection
+        for member in life.broker.clients.producers(GROUP)
+        if member.client_id == "slow"
     ]
     there.pause_writing()
     await other.heard(CHECK)
@@ -516,7 +517,7 @@ async def test_a_producer_that_reads_too_slowly_is_not_asked_until_it_has_caught
 
 @pytest.mark.fault("N1")
 @run_by(in_lives, quick())
-async def test_a_producer_that_is_cut_off_without_a_word_costs_nothing(life, /):
+async def test_checks_to_a_producer_cut_off_by_the_network_cost_no_attempt(life, /):
     client, operator = await producer(life), await life.client()
     await client.topic("T")
     await prepare(client)
@@ -527,11 +528,11 @@ async def test_a_producer_that_is_cut_off_without_a_word_costs_nothing(life, /):
     assert await opened(operator, "parked") == {}
 
 
-# One exception stops them all
+# One exception stops all checks
 
 
 @run_by(in_lives, quick(check_interval=10.0, check_max=100))
-async def test_a_half_message_that_cannot_be_read_keeps_no_other_from_being_checked(life, /):
+async def test_an_unreadable_half_message_does_not_stop_the_checks_of_others(life, /):
     client = await producer(life)
     await client.topic("T")
     halves = [await prepare(client, unique=f"U{number}", body=bytes(1000)) for number in range(5)]
@@ -541,11 +542,11 @@ async def test_a_half_message_that_cannot_be_read_keeps_no_other_from_being_chec
 
     heard = checks_heard(client)
     assert [heard.count(f"U{number}") for number in range(5)] == [3, 0, 3, 3, 3]
-    # Nor does it keep an operator from seeing the others, and that it is there.
+    # Operators still see the others, and that the damaged one exists.
     listed = await client.ok(RequestCode.LIST_TRANSACTIONS, ListTransactions())
     shown = OpenTransactions.read(listed.body).transactions
-    assert [each.half_offset for each in shown] == [0, 1, 2, 3, 4]
-    assert [each.transaction_id for each in shown] == ["U0", "", "U2", "U3", "U4"]
+    assert [transaction.half_offset for transaction in shown] == [0, 1, 2, 3, 4]
+    assert [transaction.transaction_id for transaction in shown] == ["U0", "", "U2", "U3", "U4"]
     assert await end(client, halves[1], ROLLBACK) == 0
 
 
@@ -553,7 +554,7 @@ async def test_a_half_message_that_cannot_be_read_keeps_no_other_from_being_chec
 
 
 @run_by(in_lives, quick())
-async def test_the_producer_that_sent_it_is_asked_first(life, /):
+async def test_the_producer_that_sent_a_half_message_is_checked_first(life, /):
     before, origin, after = [await producer(life) for _ in range(3)]
     await origin.topic("T")
     for number in range(10):
@@ -565,7 +566,7 @@ async def test_the_producer_that_sent_it_is_asked_first(life, /):
 
 
 @run_by(in_lives, quick())
-async def test_another_of_the_group_is_asked_where_the_one_that_sent_it_is_gone(life, /):
+async def test_another_producer_of_the_group_is_checked_when_the_sender_is_gone(life, /):
     origin, other = await producer(life), await producer(life)
     await origin.topic("T")
     half = await prepare(origin)
@@ -576,7 +577,7 @@ async def test_another_of_the_group_is_asked_where_the_one_that_sent_it_is_gone(
 
 
 @run_by(in_lives, quick())
-async def test_another_is_asked_next_where_the_one_that_sent_it_says_nothing(life, /):
+async def test_another_producer_of_the_group_is_checked_when_the_sender_is_silent(life, /):
     origin, other = await producer(life), await producer(life)
     await origin.topic("T")
     await prepare(origin)
@@ -586,13 +587,13 @@ async def test_another_is_asked_next_where_the_one_that_sent_it_says_nothing(lif
     await origin.beat(producers=[GROUP])
     await other.heard(CHECK)
     assert origin.heard_nothing()
-    # It was there and said nothing: that counts.
+    # It was connected and did not answer: that counts.
     assert (await opened(other))["U1"].checks == 1
 
 
 @pytest.mark.fault("P14")
 @run_by(in_lives, quick(DURABLE))
-async def test_after_a_restart_somebody_of_the_group_is_asked(life, /):
+async def test_after_a_restart_any_producer_of_the_group_is_checked(life, /):
     client = await producer(life)
     await client.topic("T")
     half = await prepare(client)
@@ -606,7 +607,7 @@ async def test_after_a_restart_somebody_of_the_group_is_asked(life, /):
 
 
 @run_by(in_lives, quick(check_interval=5.0, check_max=1000))
-async def test_one_group_that_says_nothing_holds_up_no_other(life, /, monkeypatch):
+async def test_a_silent_group_does_not_delay_the_checks_of_others(life, /, monkeypatch):
     monkeypatch.setattr(checker, "CHECKS_MAX", 8)
     monkeypatch.setattr(checker, "CHECKS_PER_PRODUCER_MAX", 4)
 
@@ -622,7 +623,7 @@ async def test_one_group_that_says_nothing_holds_up_no_other(life, /, monkeypatc
 
 
 @run_by(in_lives, quick())
-async def test_a_group_without_producers_holds_up_no_other(life, /):
+async def test_a_group_without_producers_does_not_delay_the_checks_of_others(life, /):
     client = await producer(life)
     await client.topic("T")
     for number in range(300):
@@ -636,7 +637,7 @@ async def test_a_group_without_producers_holds_up_no_other(life, /):
 
 
 @run_by(in_lives, quick())
-async def test_a_half_message_that_does_not_name_its_group_belongs_to_its_sender(life, /):
+async def test_a_half_message_without_a_group_belongs_to_the_group_of_its_sender(life, /):
     client = await producer(life, None, "producers")
     await client.topic("T")
     header = preparing(group="producers")
@@ -652,7 +653,7 @@ async def test_a_half_message_that_does_not_name_its_group_belongs_to_its_sender
 
 @pytest.mark.parametrize("name", ["DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"])
 @run_by(in_lives)
-async def test_a_half_message_that_wants_to_be_delayed_is_refused(life, /, name):
+async def test_a_half_message_with_a_delay_is_refused(life, /, name):
     client = await life.client()
     await client.topic("T")
     refused = await client.ask(RequestCode.SEND_MESSAGE, preparing(**{name: "3"}), body=b"half")
@@ -667,7 +668,7 @@ async def test_a_half_message_that_wants_to_be_delayed_is_refused(life, /, name)
 @pytest.mark.fault("T1")
 @pytest.mark.parametrize("jump", [HOUR, -HOUR])
 @run_by(in_lives, quick(timeout=10.0, check_interval=10.0))
-async def test_a_wall_clock_that_jumps_changes_nothing_about_when_checks_come(life, /, jump):
+async def test_a_jump_of_the_wall_clock_does_not_change_the_times_of_checks(life, /, jump):
     client = await producer(life)
     await client.topic("T")
     half = await prepare(client)
@@ -689,7 +690,7 @@ async def test_a_wall_clock_that_jumps_changes_nothing_about_when_checks_come(li
 @pytest.mark.fault("T2")
 @pytest.mark.parametrize("days", [1, -1])
 @run_by(in_lives, quick())
-async def test_a_producer_whose_clock_is_a_day_off_is_asked_in_time(life, /, days):
+async def test_a_producer_whose_clock_is_a_day_off_is_checked_in_time(life, /, days):
     client = await producer(life)
     await client.topic("T")
     await prepare(client, born=life.clock.wall_ms() + days * 86_400_000)
@@ -703,10 +704,10 @@ async def test_a_producer_whose_clock_is_a_day_off_is_asked_in_time(life, /, day
 
 
 @run_by(in_lives, quick(pending_max=2))
-async def test_halves_are_refused_where_too_many_are_open_and_decisions_are_not(life, /):
+async def test_with_too_many_open_transactions_half_messages_are_refused_but_not_ends(life, /):
     client = await life.client()
     await client.topic("T")
-    first, second = [await prepare(client, unique=each) for each in "AB"]
+    first, second = [await prepare(client, unique=unique) for unique in "AB"]
     refused = await client.ask(RequestCode.SEND_MESSAGE, preparing(unique="C"), body=b"half")
     assert refused.code == 2
     assert "pending_max" in refused.remark
@@ -723,10 +724,10 @@ async def test_halves_are_refused_where_too_many_are_open_and_decisions_are_not(
 
 @pytest.mark.fault("S8")
 @run_by(in_lives, DURABLE)
-async def test_a_disk_that_fills_up_refuses_halves_first_then_sends_and_never_decisions(life, /):
+async def test_a_filling_disk_refuses_half_messages_first_then_sends_but_never_ends(life, /):
     client = await life.client()
     await client.topic("T")
-    one, two, three = [await prepare(client, unique=each) for each in "ABC"]
+    one, two, three = [await prepare(client, unique=unique) for unique in "ABC"]
     used = life.disk.space().used
 
     async def fills(part):
@@ -753,7 +754,7 @@ async def test_a_disk_that_fills_up_refuses_halves_first_then_sends_and_never_de
 
 
 @run_by(in_lives, DURABLE)
-async def test_decisions_are_taken_while_the_disk_is_too_slow_for_sends(life, /):
+async def test_ends_are_accepted_while_the_disk_is_too_slow_for_sends(life, /):
     client = await life.client()
     await client.topic("T")
     one, two = [await prepare(client, unique=each) for each in "AB"]
@@ -769,7 +770,7 @@ async def test_decisions_are_taken_while_the_disk_is_too_slow_for_sends(life, /)
 
 
 @pytest.mark.fault("M5")
-def test_an_end_whose_half_message_was_deleted_long_ago_is_told_so():
+def test_an_end_whose_half_message_was_deleted_is_refused_with_the_reason():
     async def main(life):
         client = await life.client()
         await client.topic("T")
@@ -809,7 +810,7 @@ def by_its_key(half, _):
 @pytest.mark.parametrize("asks", [by_its_id, by_its_copy, by_its_key])
 @pytest.mark.parametrize("is_restarted", [False, True])
 @run_by(in_lives, quick(DURABLE))
-async def test_what_is_parked_can_be_checked_anew(life, /, asks, is_restarted):
+async def test_a_parked_transaction_can_be_checked_again(life, /, asks, is_restarted):
     client = await producer(life)
     await client.topic("T")
     half = await prepare(client)
@@ -844,7 +845,7 @@ async def test_what_is_parked_can_be_checked_anew(life, /, asks, is_restarted):
 
 @pytest.mark.parametrize(("what", "bodies"), [(COMMIT, [b"half"]), (ROLLBACK, [])])
 @run_by(in_lives, quick(check_interval=20.0))
-async def test_a_late_end_still_decides_what_is_parked(life, /, what, bodies):
+async def test_a_late_end_decides_a_parked_transaction(life, /, what, bodies):
     client = await producer(life)
     await client.topic("T")
     half = await prepare(client)
@@ -857,7 +858,7 @@ async def test_a_late_end_still_decides_what_is_parked(life, /, what, bodies):
 
 
 @run_by(in_lives, quick(check_interval=20.0))
-async def test_what_could_not_be_parked_because_the_disk_refused_is_parked_later(life, /):
+async def test_a_transaction_whose_parking_failed_is_parked_later(life, /):
     client = await producer(life)
     await client.topic("T")
     await prepare(client)
@@ -871,7 +872,7 @@ async def test_what_could_not_be_parked_because_the_disk_refused_is_parked_later
 
 
 @run_by(in_lives, quick(DURABLE, check_max=100))
-async def test_a_decision_that_the_disk_refused_leaves_a_transaction_that_is_checked(life, /):
+async def test_a_transaction_whose_decision_could_not_be_written_is_checked_again(life, /):
     client = await producer(life)
     await client.topic("T")
     half = await prepare(client)
@@ -894,7 +895,7 @@ async def test_a_decision_that_the_disk_refused_leaves_a_transaction_that_is_che
 
 @pytest.mark.parametrize("loss", [Loss.EVERYTHING, Loss.PAGES, Loss.TAIL])
 @run_by(in_lives, quick(DURABLE, check_interval=20.0))
-async def test_what_is_parked_stays_parked_when_the_power_goes(life, /, loss):
+async def test_a_parked_transaction_survives_a_power_cut(life, /, loss):
     client = await producer(life)
     await client.topic("T")
     half = await prepare(client)

@@ -27,7 +27,7 @@ DURABLE = replace(SETTINGS, store=StoreSettings(flush="sync"))
 
 
 def quick(settings=SETTINGS, **given):
-    """Settings with which checks come soon."""
+    """Settings with short check intervals."""
     wanted = {"timeout": 1.0, "check_interval": 1.0, "check_max": 3} | given
     return replace(settings, transaction=CheckBackSettings(**wanted))
 
@@ -72,12 +72,12 @@ async def end(client, half, what, **given):
 
 
 def ending(client, half, what, *, oneway=False, **given):
-    """The same; the answer is awaited by whoever awaits what this returns."""
+    """The same, but return a future of the answer."""
     return client.asking(RequestCode.END_TRANSACTION, half.end(what, **given), oneway=oneway)
 
 
 async def stay(client, seconds, *groups):
-    """Let virtual time pass while a client beats, as one that lives does."""
+    """Let virtual time pass while a client sends heartbeats."""
     left = seconds
     while left > 0:
         step = min(left, 20.0)

@@ -1,11 +1,11 @@
-"""The plainest guards there can be: a dictionary of what is done, and who is at work."""
+"""The simplest guard: a dictionary of finished and running work."""
 
 from txmq.idempotent import Attempt, Verdict
 from txmq.idempotent.guard import KeyState, fingerprint, judge
 
 
 class MemoryGuard:
-    """Beside the work, or with a list for a session."""
+    """A guard without a session, or with a list as its session."""
 
     def __init__(self, *, is_blocking=True, has_session=False):
         self.is_blocking = is_blocking

@@ -1,4 +1,4 @@
-"""What is in front of a table: when it is asked, what it is told, and what an outage costs."""
+"""A cache in front of a table: when it is read, when it is written, and what an outage costs."""
 
 import logging
 
@@ -22,7 +22,7 @@ class Clock:
 
 
 class Stage:
-    """A table and what is in front of it, which say what they are told to, and what happened."""
+    """A table and its cache, which answer as they are told, and the steps that were taken."""
 
     def __init__(self):
         self.steps = []
@@ -41,7 +41,7 @@ class Stage:
         self.steps.append(step)
 
     def deliver(self, problem=None):
-        """One attempt; what was said, and the steps it took."""
+        """Make one attempt, and note its steps."""
         self.steps = []
         with self.guard.attempt("order-1") as attempt:
             if attempt.verdict is Verdict.FIRST:
@@ -99,7 +99,7 @@ def stage():
     return Stage()
 
 
-def test_it_is_told_after_the_commit(stage):
+def test_the_cache_is_updated_after_the_commit(stage):
     assert stage.deliver().verdict is Verdict.FIRST
     assert stage.steps == [
         "claim",
@@ -111,7 +111,7 @@ def test_it_is_told_after_the_commit(stage):
 
 
 @pytest.mark.parametrize("said", [IN_PROGRESS, DONE, CONFLICT], ids=lambda said: said.verdict.name)
-def test_what_it_knows_is_answered_without_the_table(stage, said):
+def test_a_cached_verdict_is_returned_without_asking_the_table(stage, said):
     stage.front = said
 
     attempt = stage.deliver()
@@ -122,7 +122,7 @@ def test_what_it_knows_is_answered_without_the_table(stage, said):
         _ = attempt.session
 
 
-def test_what_the_table_knows_to_be_done_is_told_to_it_as_the_table_has_it(stage):
+def test_a_result_found_in_the_table_is_copied_to_the_cache(stage):
     stage.table = DONE
 
     assert stage.deliver().result == "a receipt"
@@ -130,14 +130,14 @@ def test_what_the_table_knows_to_be_done_is_told_to_it_as_the_table_has_it(stage
 
 
 @pytest.mark.parametrize("said", [IN_PROGRESS, CONFLICT], ids=lambda said: said.verdict.name)
-def test_what_is_not_done_is_not_told(stage, said):
+def test_a_verdict_of_the_table_other_than_done_releases_the_key_in_the_cache(stage, said):
     stage.table = said
 
     assert stage.deliver().verdict is said.verdict
     assert stage.steps == ["claim", "begin", "release"]
 
 
-def test_a_table_that_fails_frees_the_key(stage):
+def test_a_table_that_fails_releases_the_key_in_the_cache(stage):
     stage.begins = OSError("no route")
 
     with pytest.raises(OSError, match="no route"):
@@ -146,14 +146,14 @@ def test_a_table_that_fails_frees_the_key(stage):
 
 
 @pytest.mark.parametrize("problem", [ValueError("no"), KeyboardInterrupt()], ids=repr)
-def test_work_that_fails_frees_the_key(stage, problem):
+def test_work_that_fails_releases_the_key_in_the_cache(stage, problem):
     with pytest.raises(type(problem)):
         stage.deliver(problem)
     assert stage.steps == ["claim", "begin", "work", "rollback", "release"]
 
 
 @pytest.mark.parametrize("problem", [OutcomeUnknown("who knows"), ValueError("no")], ids=repr)
-def test_a_commit_that_is_not_certain_is_not_told(stage, problem):
+def test_a_commit_that_fails_releases_the_key_in_the_cache(stage, problem):
     stage.ends = problem
 
     with pytest.raises(type(problem)):
@@ -161,7 +161,7 @@ def test_a_commit_that_is_not_certain_is_not_told(stage, problem):
     assert stage.steps == ["claim", "begin", "work", 'commit "a receipt"', "release"]
 
 
-def test_who_is_killed_tells_nobody(stage):
+def test_an_abandoned_attempt_does_not_update_the_cache(stage):
     with stage.guard.attempt("order-1") as attempt:
         assert attempt.session == "a session"
         attempt.abandon()
@@ -170,7 +170,7 @@ def test_who_is_killed_tells_nobody(stage):
 
 
 @pytest.mark.fault("D10")
-def test_it_is_not_asked_while_it_is_away_and_that_is_said_once(stage, caplog):
+def test_an_unavailable_cache_is_bypassed_and_logged_once(stage, caplog):
     caplog.set_level(logging.INFO)
     stage.is_away = True
 
@@ -184,7 +184,7 @@ def test_it_is_not_asked_while_it_is_away_and_that_is_said_once(stage, caplog):
     ]
 
 
-def test_one_asks_now_and_then_whether_it_is_there_again(stage, caplog):
+def test_an_unavailable_cache_is_tried_again_once_a_second(stage, caplog):
     caplog.set_level(logging.INFO)
     stage.is_away = True
     stage.deliver()
@@ -206,7 +206,7 @@ def test_one_asks_now_and_then_whether_it_is_there_again(stage, caplog):
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
 
 
-def test_the_others_do_not_wait_with_the_one_who_asks(stage):
+def test_only_one_attempt_at_a_time_tries_an_unavailable_cache(stage):
     stage.is_away = True
     stage.deliver()
     stage.clock.now += 1.0
@@ -216,13 +216,13 @@ def test_the_others_do_not_wait_with_the_one_who_asks(stage):
 
 
 @pytest.mark.parametrize("said", [None, True, False])
-def test_results_are_kept_as_the_table_has_it(stage, said):
+def test_keeps_result_is_the_setting_of_the_table(stage, said):
     stage.keeps_result = said
 
     assert stage.guard.keeps_result is said
 
 
-def test_another_may_hear_an_answer_while_one_wonders_whether_to_ask(stage):
+def test_an_outage_that_ends_during_a_check_is_not_an_error(stage):
     stage.is_away = True
     stage.deliver()
     outage = stage.guard._outage
@@ -237,7 +237,7 @@ def test_another_may_hear_an_answer_while_one_wonders_whether_to_ask(stage):
     assert not outage.may_ask()
 
 
-def test_it_is_told_of_what_was_done_while_it_was_away(stage):
+def test_work_done_while_the_cache_was_unavailable_is_stored_when_it_returns(stage):
     stage.is_away = True
     stage.steps = []
 

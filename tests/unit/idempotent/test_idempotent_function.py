@@ -1,4 +1,4 @@
-"""A function behind a guard: when it is called, with what, and what its caller is told."""
+"""A function behind a guard: when it is called, with which arguments, and what its caller gets."""
 
 import asyncio
 import inspect
@@ -26,7 +26,7 @@ def key_of(message, *_, **__):
 
 
 class Locked(Exception):
-    """What a database says that has undone something for another's sake."""
+    """The error of a database that rolled a transaction back because of another one."""
 
     sqlstate = "40001"
 
@@ -54,7 +54,7 @@ def test_a_function_is_called_once_for_a_key(guard):
     assert calls == ["a", "b"]
 
 
-def test_so_is_one_that_is_awaited(awaited):
+def test_an_async_function_is_called_once_for_a_key(awaited):
     calls = []
 
     @idempotent(awaited, key=key_of)
@@ -70,7 +70,7 @@ def test_so_is_one_that_is_awaited(awaited):
     assert inspect.iscoroutinefunction(handle)
 
 
-def test_who_comes_again_is_told_what_was_kept(guard):
+def test_a_repeated_call_returns_the_kept_result(guard):
     kept = idempotent(guard, key=key_of, scope="shop", keeps_result=True)(
         lambda message: {"paid": message.key}
     )
@@ -78,14 +78,14 @@ def test_who_comes_again_is_told_what_was_kept(guard):
     assert [kept(order()), kept(order())] == [{"paid": "order-1"}] * 2
 
 
-def test_and_nothing_where_nothing_was_kept(guard):
+def test_a_repeated_call_returns_none_without_keeps_result(guard):
     plain = idempotent(guard, key=key_of, scope="shop")(lambda message: {"paid": message.key})
 
     assert [plain(order()), plain(order())] == [{"paid": "order-1"}, None]
 
 
 @pytest.mark.parametrize("result", [object(), {1, 2}, float("nan"), {"at": b"bytes"}])
-def test_a_result_that_json_cannot_carry_undoes_everything(guard, result):
+def test_a_result_that_json_cannot_carry_is_refused_and_the_work_undone(guard, result):
     handle = idempotent(guard, key=key_of, scope="shop", keeps_result=True)(lambda message: result)
 
     with pytest.raises(UsageError, match="JSON"):
@@ -94,7 +94,7 @@ def test_a_result_that_json_cannot_carry_undoes_everything(guard, result):
     assert not guard.rows
 
 
-def test_a_result_that_is_too_large_does_too(guard):
+def test_a_result_that_is_too_large_is_refused_and_the_work_undone(guard):
     handle = idempotent(guard, key=key_of, scope="shop", keeps_result=True)(
         lambda message: "x" * STORED_RESULT_BYTES_MAX
     )
@@ -105,7 +105,7 @@ def test_a_result_that_is_too_large_does_too(guard):
     assert not guard.rows
 
 
-def test_another_body_under_the_same_key_is_refused(guard):
+def test_a_different_body_with_the_same_key_is_refused(guard):
     calls = []
     handle = idempotent(guard, key=key_of, scope="shop")(lambda message: calls.append(message))
     handle(order(body=b"tea"))
@@ -117,7 +117,7 @@ def test_another_body_under_the_same_key_is_refused(guard):
 
 
 @pytest.mark.parametrize("body", [None, 17, ["tea"]])
-def test_what_is_no_body_is_not_compared(guard, body):
+def test_a_body_that_is_neither_bytes_nor_text_is_not_compared(guard, body):
     handle = idempotent(guard, key=key_of, scope="shop")(lambda message: None)
     handle(order(body=body))
 
@@ -133,7 +133,7 @@ def test_a_payload_that_is_neither_bytes_nor_text_is_refused_by_name(guard):
         handle(lambda message: None)(order())
 
 
-def test_a_payload_of_ones_own_is_compared(guard):
+def test_a_custom_payload_is_compared(guard):
     handle = idempotent(
         guard, key=lambda key, amount: key, payload=lambda key, amount: str(amount), scope="shop"
     )(lambda key, amount: None)
@@ -144,7 +144,7 @@ def test_a_payload_of_ones_own_is_compared(guard):
     handle(key="a", amount=100)
 
 
-def test_somebody_at_work_is_not_waited_for(guard):
+def test_a_call_during_another_with_the_same_key_is_refused(guard):
     @idempotent(guard, key=key_of, scope="shop")
     def handle(message):
         with pytest.raises(KeyInProgress, match="shop is at work"):
@@ -170,7 +170,7 @@ def test_a_function_that_raises_leaves_the_key_free(guard):
     assert len(calls) == 2
 
 
-def test_one_that_is_cancelled_does_too(awaited):
+def test_a_function_that_is_cancelled_leaves_the_key_free(awaited):
     begun = []
 
     @idempotent(awaited, key=key_of)
@@ -192,7 +192,7 @@ def test_one_that_is_cancelled_does_too(awaited):
     assert len(begun) == 2
 
 
-def test_not_now_is_not_done(guard):
+def test_a_function_that_returns_later_leaves_the_key_free(guard):
     said = [Later(level=3), None, None]
     handle = idempotent(guard, key=key_of, scope="shop")(lambda message: said.pop(0))
 
@@ -202,7 +202,7 @@ def test_not_now_is_not_done(guard):
     assert len(said) == 1
 
 
-def test_nor_is_it_where_somebody_forgot_the_brackets(guard):
+def test_a_function_that_returns_the_class_later_leaves_the_key_free(guard):
     said = [Later, None]
     handle = idempotent(guard, key=key_of, scope="shop")(lambda message: said.pop(0))
 
@@ -212,14 +212,14 @@ def test_nor_is_it_where_somebody_forgot_the_brackets(guard):
     assert not said
 
 
-def test_a_batch_of_which_a_part_comes_again_comes_again_whole(guard):
+def test_a_batch_returned_in_part_is_redelivered_whole(guard):
     handle = idempotent(guard, key=key_of, scope="shop")(lambda batch: Later(level=3, first=2))
 
     assert handle(order()) == Later(level=3)
     assert not guard.rows
 
 
-def test_nor_is_it_where_it_is_awaited(awaited):
+def test_an_async_function_that_returns_later_leaves_the_key_free(awaited):
     said = [Later(level=3), None, None]
 
     @idempotent(awaited, key=key_of)
@@ -234,7 +234,7 @@ def test_nor_is_it_where_it_is_awaited(awaited):
 
 
 @pytest.mark.parametrize("failures", [1, 2])
-def test_what_the_database_undid_for_anothers_sake_is_done_again_at_once(guard, failures):
+def test_a_call_rolled_back_by_a_serialization_failure_is_retried_at_once(guard, failures):
     calls = []
 
     @idempotent(guard, key=key_of)
@@ -248,7 +248,7 @@ def test_what_the_database_undid_for_anothers_sake_is_done_again_at_once(guard, 
     assert len(calls) == failures + 1
 
 
-def test_but_not_for_ever(guard):
+def test_serialization_failures_are_retried_a_limited_number_of_times(guard):
     calls = []
 
     @idempotent(guard, key=key_of)
@@ -263,7 +263,7 @@ def test_but_not_for_ever(guard):
     assert not guard.rows
 
 
-def test_it_is_called_with_the_guards_session_first():
+def test_the_session_of_the_guard_is_the_first_argument():
     guard = MemoryGuard(has_session=True)
 
     @idempotent(guard, key=lambda message, *, at: message.key)
@@ -274,7 +274,7 @@ def test_it_is_called_with_the_guards_session_first():
     assert handle(order(), at=9) == [("order-1", 9)]
 
 
-def test_frameworks_see_what_it_takes():
+def test_the_signature_of_a_guarded_function_hides_the_session():
     guard = MemoryGuard(has_session=True)
 
     @idempotent(guard, key=key_of)
@@ -322,7 +322,7 @@ def _(message):
 
 
 @pytest.mark.parametrize("function", [partial(key_of), Handler(), lambda message: None, _])
-def test_what_has_no_name_of_its_own_needs_a_scope(guard, function):
+def test_a_function_without_a_name_of_its_own_needs_a_scope(guard, function):
     with pytest.raises(ConfigError, match="pass a scope"):
         idempotent(guard, key=key_of)(function)
 
@@ -342,7 +342,7 @@ scope = handle.__idempotent__.scope
 
 
 @pytest.mark.parametrize("name", ["__main__", "__mp_main__", "billing"])
-def test_a_program_has_one_name_however_it_was_begun(tmp_path, monkeypatch, name):
+def test_the_scope_of_a_program_is_the_same_however_it_was_started(tmp_path, monkeypatch, name):
     program = tmp_path / "billing.py"
     program.write_text(PROGRAM)
     monkeypatch.syspath_prepend(tmp_path)
@@ -351,14 +351,14 @@ def test_a_program_has_one_name_however_it_was_begun(tmp_path, monkeypatch, name
     assert runpy.run_module("billing", run_name=name, alter_sys=True)["scope"] == "billing.handle"
 
 
-def test_the_method_of_an_object_is_given_the_session_first():
+def test_a_bound_method_gets_the_session_first():
     guard, handler = MemoryGuard(has_session=True), Handler("a receipt")
 
     assert idempotent(guard, key=key_of)(handler.handle)(order()) == ["order-1", "a receipt"]
 
 
 @pytest.mark.parametrize("has_session", [True, False])
-def test_a_method_is_given_its_object_and_its_key_is_not(has_session):
+def test_a_method_gets_its_object_and_its_key_function_does_not(has_session):
     guard, given = MemoryGuard(has_session=has_session), []
 
     class Desk:
@@ -374,7 +374,7 @@ def test_a_method_is_given_its_object_and_its_key_is_not(has_session):
     assert [(key, payload) for _, key, payload in guard.seen] == [("order-1", b"tea")] * 2
 
 
-def test_so_is_one_that_is_awaited_and_frameworks_see_what_callers_pass(awaited):
+def test_an_async_method_gets_its_object_and_its_signature_hides_the_session(awaited):
     awaited.has_session = True
 
     class Desk:
@@ -393,13 +393,13 @@ def test_a_method_without_a_parameter_for_the_session_is_refused():
         idempotent(MemoryGuard(has_session=True), key=key_of)(Handler.__str__)
 
 
-def test_an_object_may_have_an_async_call(awaited):
+def test_an_object_with_an_async_call_can_be_guarded(awaited):
     handle = idempotent(awaited, key=key_of, scope="shop")(Awaited("a receipt"))
 
     assert asyncio.run(handle(order())) == ["a receipt", "order-1"]
 
 
-def test_what_takes_anything_is_seen_to_take_it():
+def test_the_signature_of_a_function_with_variable_arguments_is_kept():
     handle = idempotent(MemoryGuard(has_session=True), key=key_of, scope="shop")(
         lambda *given: len(given)
     )
@@ -408,7 +408,7 @@ def test_what_takes_anything_is_seen_to_take_it():
     assert handle(order()) == 2
 
 
-def test_the_same_function_may_stand_behind_another_guard(guard):
+def test_a_function_can_be_moved_to_another_guard(guard):
     calls = []
     handle = idempotent(guard, key=key_of, scope="shop")(lambda message: calls.append(message))
     other = MemoryGuard()
@@ -462,7 +462,7 @@ def test_a_guard_that_does_not_fit_is_refused_at_once(function, settings, words)
         ("key", "the key of .*bill must be a function of its arguments, not 'key'"),
     ],
 )
-def test_a_key_that_no_call_of_the_function_fits_is_refused_when_it_decorates(key, words):
+def test_a_key_function_that_fits_no_call_is_refused_when_it_decorates(key, words):
     def bill(session, message, at=None):
         """Never called."""
 
@@ -475,19 +475,19 @@ def test_a_key_that_no_call_of_the_function_fits_is_refused_when_it_decorates(ke
 @pytest.mark.parametrize(
     "key", [lambda message: "k", lambda message, at: "k", lambda *given, **named: "k", str]
 )
-def test_a_key_that_some_call_of_the_function_fits_is_accepted(key):
+def test_a_key_function_that_fits_some_call_is_accepted(key):
     def bill(session, message, at=None, *, by=None):
         return "billed"
 
     idempotent(MemoryGuard(has_session=True), key=key)(bill)
 
 
-def test_so_is_what_is_none():
+def test_an_object_that_is_not_a_guard_is_refused():
     with pytest.raises(ConfigError, match="is not a guard"):
         idempotent(sqlite3, key=key_of)(key_of)
 
 
-def test_a_plain_function_that_returns_something_to_await_has_done_nothing(guard):
+def test_a_plain_function_that_returns_a_coroutine_is_refused(guard):
     handle = idempotent(guard, key=key_of, scope="shop")(lambda message: awaits(message))
 
     with pytest.raises(UsageError, match="its work was not done"):
@@ -496,7 +496,7 @@ def test_a_plain_function_that_returns_something_to_await_has_done_nothing(guard
     assert not guard.rows
 
 
-def test_an_attempt_says_what_is_to_be_done(guard):
+def test_an_attempt_has_a_verdict_and_the_kept_result(guard):
     with guard.attempt("a") as first:
         first.keep([1])
         assert first.verdict is Verdict.FIRST
@@ -507,7 +507,7 @@ def test_an_attempt_says_what_is_to_be_done(guard):
             again.keep([2])
 
 
-def test_an_attempt_is_entered_as_its_guard_wants_it(guard, awaited):
+def test_an_attempt_entered_with_the_wrong_kind_of_with_is_refused(guard, awaited):
     async def wrongly():
         async with guard.attempt("a"):
             """Nothing."""

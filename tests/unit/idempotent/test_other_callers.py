@@ -1,6 +1,6 @@
-"""Guarded functions under libraries that call functions: what they look at, and how they call.
+"""Guarded functions called by other libraries, which read signatures and pass arguments.
 
-The callers here do as FastStream and Celery do, of which neither need be installed.
+The callers here imitate FastStream and Celery, so that neither has to be installed.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ class Order:
 
 
 class Subscriber:
-    """Makes arguments of what came by the handler's annotations, and gives them by name."""
+    """Decodes arguments by the annotations of a handler, and passes them by name."""
 
     def __init__(self):
         self.handler = None
@@ -72,7 +72,7 @@ class Tasks:
         raise AssertionError("it was tried at least once")
 
 
-def test_one_that_looks_at_annotations_and_calls_by_name():
+def test_a_guarded_function_works_with_a_caller_that_reads_annotations():
     guard = MemoryGuard(is_blocking=False, has_session=True)
     subscriber, work = Subscriber(), []
 
@@ -94,7 +94,7 @@ def test_one_that_looks_at_annotations_and_calls_by_name():
     assert len(subscriber.acknowledged) == 3
 
 
-def test_one_that_has_a_queue_of_arguments_and_acknowledges_late():
+def test_a_guarded_function_works_with_a_task_queue_that_acknowledges_late():
     guard = MemoryGuard(has_session=True)
     tasks, work = Tasks(retries=2), []
 

@@ -1,4 +1,4 @@
-"""What a guard in Redis refuses before it has asked Redis anything."""
+"""What a guard in Redis refuses before it sends anything to Redis."""
 
 import pytest
 import redis
@@ -13,7 +13,7 @@ HOUR = 3600.0
 
 
 class Table:
-    """As much of one as is looked at before it is asked."""
+    """The attributes of a guard that are read before it is used."""
 
     has_session = True
 
@@ -36,7 +36,7 @@ class Table:
         (redis.asyncio.RedisCluster("localhost"), False),
     ],
 )
-def test_a_client_is_for_functions_of_its_kind(client, is_blocking):
+def test_a_guard_is_blocking_or_asyncio_like_its_redis_client(client, is_blocking):
     assert RedisGuard(client).is_blocking is is_blocking
     assert RedisGuard(client).has_session is False
 
@@ -49,18 +49,18 @@ def test_a_client_is_for_functions_of_its_kind(client, is_blocking):
         redis.asyncio.Redis(socket_timeout=None),
     ],
 )
-def test_a_client_that_waits_without_end_is_refused(client):
+def test_a_redis_client_without_a_socket_timeout_is_refused(client):
     with pytest.raises(ConfigError, match="socket_timeout"):
         RedisGuard(client)
 
 
 @pytest.mark.parametrize("client", [None, "redis://localhost", object()])
-def test_what_is_no_client_is_refused(client):
+def test_an_object_that_is_not_a_redis_client_is_refused(client):
     with pytest.raises(ConfigError, match="not a client"):
         RedisGuard(client)
 
 
-def test_what_is_done_is_kept_until_no_message_can_come_again():
+def test_results_must_be_kept_longer_than_messages_can_be_redelivered():
     horizon = redelivery_horizon()
 
     RedisGuard(CLIENT, keep=horizon)
@@ -72,17 +72,17 @@ def test_what_is_done_is_kept_until_no_message_can_come_again():
 
 
 @pytest.mark.parametrize("lease", [0.0, -1.0, 0.0001])
-def test_a_lease_lasts_some_time(lease):
+def test_a_lease_that_is_too_short_is_refused(lease):
     with pytest.raises(ConfigError, match="lease"):
         RedisGuard(CLIENT, lease=lease)
 
 
-def test_a_lease_is_not_longer_than_what_is_kept():
+def test_a_lease_longer_than_results_are_kept_is_refused():
     with pytest.raises(ConfigError, match="lease"):
         RedisGuard(CLIENT, lease=HOUR, horizon=60)
 
 
-def test_what_is_no_key_is_refused():
+def test_an_invalid_key_scope_or_prefix_is_refused():
     guard = RedisGuard(CLIENT)
 
     for key in ("", "a\nb", "a\0b", None, "a "):
@@ -96,7 +96,7 @@ def test_what_is_no_key_is_refused():
         RedisGuard(CLIENT, prefix="a\0")
 
 
-def test_a_table_has_a_client_of_its_own_kind_in_front():
+def test_a_table_and_its_redis_client_must_both_be_blocking_or_asyncio():
     blocking, waiting = RedisGuard(CLIENT), RedisGuard(redis.asyncio.Redis(socket_timeout=1))
 
     assert blocking.before(Table(is_blocking=True)).is_blocking
@@ -107,7 +107,7 @@ def test_a_table_has_a_client_of_its_own_kind_in_front():
         waiting.before(Table(is_blocking=True))
 
 
-def test_what_is_behind_has_a_session():
+def test_a_redis_guard_in_front_of_a_guard_without_a_session_is_refused():
     guard = RedisGuard(CLIENT)
 
     with pytest.raises(ConfigError, match="needs a session"):

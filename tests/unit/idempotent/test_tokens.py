@@ -1,4 +1,4 @@
-"""Tokens: what they say, and which are refused; no guard inside is asked."""
+"""Tokens: their form, and which are refused without asking the inner guard."""
 
 from typing import Literal
 
@@ -14,7 +14,7 @@ ANY = st.binary(min_size=16, max_size=16)
 
 
 class Still:
-    """A clock that is set."""
+    """A clock that tests can set."""
 
     def __init__(self, wall_ms=1_790_000_000_000):
         self.now_ms = wall_ms
@@ -27,7 +27,7 @@ class Still:
 
 
 class Dice:
-    """Chance that is known."""
+    """Entropy with a known value."""
 
     def __init__(self, chance):
         self.chance = chance
@@ -56,7 +56,7 @@ def guards(chance=bytes(16), **how):
 
 
 @given(ANY, st.sampled_from([None, SECRET]))
-def test_a_token_is_short_goes_into_urls_and_is_taken(chance, secret):
+def test_an_issued_token_is_short_safe_in_urls_and_accepted(chance, secret):
     _, guard = guards(chance, secret=secret)
 
     token = guard.issue()
@@ -70,17 +70,17 @@ def test_a_token_is_short_goes_into_urls_and_is_taken(chance, secret):
 
 
 @given(ANY, st.sampled_from([None, SECRET]), st.data())
-def test_no_other_writing_of_a_token_is_one(chance, secret, data):
-    """It would be another key for the same thing."""
+def test_other_spellings_of_a_token_are_refused(chance, secret, data):
+    """It would be a second key for the same call."""
     _, guard = guards(chance, secret=secret)
     token = guard.issue()
     place = data.draw(st.integers(0, len(token)))
     more = data.draw(st.sampled_from(["=", "==", "\n", " ", "+", "/", "A", "é", "\0"]))
 
-    for other in (token[:place] + more + token[place:], token + "=" * place, token[:-1]):
-        if other != token:
+    for spelling in (token[:place] + more + token[place:], token + "=" * place, token[:-1]):
+        if spelling != token:
             with pytest.raises(TokenRefused):
-                guard.check(other)
+                guard.check(spelling)
 
 
 @given(ANY, st.integers(0, 71), st.sampled_from("AZaz09-_"))
@@ -94,7 +94,7 @@ def test_with_a_secret_a_changed_token_is_refused(chance, place, letter):
             guard.check(changed)
 
 
-def test_another_secret_or_none_is_another_house():
+def test_a_token_issued_with_another_secret_is_refused():
     tokens = {secret: guards(secret=secret)[1].issue() for secret in (None, SECRET, SECRET * 2)}
 
     for secret in tokens:
@@ -108,13 +108,13 @@ def test_another_secret_or_none_is_another_house():
 
 
 @given(st.text())
-def test_any_text_is_refused(text):
+def test_arbitrary_text_is_refused_as_a_token(text):
     with pytest.raises(TokenRefused):
         guards(secret=SECRET)[1].check(text)
 
 
 @pytest.mark.parametrize("secret", [None, SECRET])
-def test_an_old_token_is_refused_and_one_from_tomorrow(secret):
+def test_an_expired_token_and_one_from_the_future_are_refused(secret):
     clock, guard = guards(secret=secret, good_for=10.0)
     token = guard.issue()
 
@@ -131,18 +131,18 @@ def test_an_old_token_is_refused_and_one_from_tomorrow(secret):
 
 
 @pytest.mark.parametrize("wrong", [None, 7, b"bytes"])
-def test_what_is_no_text_is_a_mistake_of_the_caller(wrong):
+def test_a_token_that_is_not_text_is_a_usage_error(wrong):
     with pytest.raises(UsageError):
         guards(secret=SECRET)[1].attempt(wrong)
 
 
 @pytest.mark.parametrize("how", [{"secret": b"short"}, {"good_for": 0}, {"good_for": -1.0}])
-def test_what_protects_nothing_is_refused_when_it_is_made(how):
+def test_a_short_secret_or_a_lifetime_that_is_not_positive_is_refused(how):
     with pytest.raises(ConfigError):
         guards(**how)
 
 
-def test_tokens_of_a_machine_are_never_the_same():
+def test_issued_tokens_are_unique():
     guard = TokenGuard(Inner(), secret=SECRET)
 
     assert len({guard.issue() for _ in range(1_000)}) == 1_000

@@ -1,4 +1,4 @@
-"""What is compared and kept of a call."""
+"""What a guard compares and keeps of a call."""
 
 import pytest
 from hypothesis import given
@@ -20,7 +20,7 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_what_json_can_carry_comes_back_or_is_refused(result):
+def test_a_json_result_is_decoded_unchanged_or_refused(result):
     try:
         kept = encode_result(result)
     except UsageError:
@@ -30,12 +30,12 @@ def test_what_json_can_carry_comes_back_or_is_refused(result):
 
 
 @pytest.mark.parametrize("unfit", [object(), {1, 2}, b"", float("inf"), "\ud800", {"\ud800": 1}])
-def test_what_no_database_would_keep_is_refused(unfit):
+def test_a_result_that_cannot_be_stored_is_refused(unfit):
     with pytest.raises(UsageError, match="JSON"):
         encode_result(unfit)
 
 
-def test_the_bound_counts_bytes():
+def test_the_limit_of_a_result_counts_bytes():
     fits = "é" * (STORED_RESULT_BYTES_MAX // 2 - 1)
 
     assert decode_result(encode_result(fits)) == fits
@@ -44,7 +44,7 @@ def test_the_bound_counts_bytes():
 
 
 @given(st.text(st.characters()), st.text(st.characters()))
-def test_payloads_have_the_same_print_if_they_are_the_same(one, other):
+def test_payloads_have_equal_fingerprints_only_if_they_are_equal(one, other):
     assert (fingerprint(one) == fingerprint(other)) is (one == other)
 
 
@@ -65,7 +65,7 @@ def test_bytes_and_their_text_are_the_same_payload():
         ("a", "", (Verdict.DONE, "1")),
     ],
 )
-def test_only_two_prints_can_differ(ours, theirs, found):
+def test_payloads_conflict_only_if_both_have_a_fingerprint(ours, theirs, found):
     told = judge(ours, theirs, "1")
 
     assert (told.verdict, told.result) == found

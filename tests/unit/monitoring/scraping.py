@@ -13,7 +13,7 @@ class Scrape:
     """The samples of one page."""
 
     def __init__(self, text):
-        self.families = {found.name: found for found in text_string_to_metric_families(text)}
+        self.families = {metric.name: metric for metric in text_string_to_metric_families(text)}
         self._values = {
             (sample.name, *sorted(sample.labels.items())): sample.value
             for family in self.families.values()
@@ -28,8 +28,8 @@ class Scrape:
         """The values of a metric by one label."""
         return {
             dict(labels)[label]: value
-            for (found, *labels), value in self._values.items()
-            if found == PREFIX + name
+            for (sample, *labels), value in self._values.items()
+            if sample == PREFIX + name
         }
 
     def histogram(self, name):

@@ -43,7 +43,7 @@ async def test_each_reason_to_refuse_sends_is_a_reason_not_to_be_ready(stage, /)
     assert (await readiness(stage.broker))[0] == HTTPStatus.OK
 
 
-def test_a_broker_that_stops_says_so_and_has_no_figures_any_more():
+def test_a_stopped_broker_is_not_ready_and_shows_no_figures():
     kept = []
 
     async def main(stage):
@@ -65,7 +65,7 @@ def test_a_broker_that_stops_says_so_and_has_no_figures_any_more():
     assert "txmq_broker_log_bytes" not in page
 
 
-def test_a_scrape_during_which_a_broker_closes_its_files_shows_the_rest(monkeypatch):
+def test_a_scrape_while_the_broker_closes_its_files_omits_their_figures(monkeypatch):
     kept = []
 
     def closing():
@@ -151,7 +151,7 @@ def follower_settings(stage):
     return replace(stage.second.settings("leader"), replication=ReplicationSettings(member="m2"))
 
 
-def test_a_process_that_does_neither_waits():
+def test_a_process_that_neither_leads_nor_follows_is_not_ready():
     pages = MonitoringPages(BrokerSettings(), LoneProcess())
 
     page = asyncio.run(pages.pages()[READY]())
@@ -160,7 +160,7 @@ def test_a_process_that_does_neither_waits():
     assert "txmq_broker_ready 0.0\n" in asyncio.run(pages.metrics()).text
 
 
-def test_the_facts_name_the_directory_and_the_settings_that_hold_now():
+def test_the_info_page_shows_the_broker_and_its_current_settings():
     settings = replace(SETTINGS, name="b1", tls=ServerTlsSettings(key="key.pem"))
 
     async def main(stage):

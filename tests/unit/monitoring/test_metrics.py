@@ -66,14 +66,14 @@ async def test_every_metric_of_the_table_is_scraped_and_no_other(stage, /):
         row = METRICS[name]
         assert (family.type, family.documentation) == (row.kind, row.meaning)
         if row.kind is not MetricKind.HISTOGRAM:
-            assert {tuple(sorted(one.labels)) for one in family.samples} == {
+            assert {tuple(sorted(sample.labels)) for sample in family.samples} == {
                 tuple(sorted(row.labels))
             }
     assert scrape("process_resident_memory_bytes") is None
     assert scrape.families["process_resident_memory_bytes"].samples[0].value > 1e6
 
 
-def test_a_counter_is_not_called_as_a_gauge_is():
+def test_no_two_metrics_differ_only_by_the_suffix_total():
     families = [name.removesuffix("_total") for name in METRICS]
 
     assert sorted(set(families)) == sorted(families)
@@ -90,7 +90,7 @@ def test_names_follow_the_conventions_of_prometheus():
 
 
 @run_by(in_world)
-async def test_messages_and_bytes_count_by_topic_and_group(stage, /):
+async def test_messages_and_bytes_are_counted_by_topic_and_group(stage, /):
     client = await stage.client()
     await client.topic("T", 2)
     await client.topic("Other")
@@ -150,7 +150,7 @@ async def test_the_oldest_unread_message_of_a_group_ages_and_its_retries_are_cou
 
 
 @run_by(in_world)
-async def test_a_group_that_has_left_a_topic_has_no_lag_there(stage, /):
+async def test_a_group_has_no_lag_in_a_topic_it_unsubscribed_from(stage, /):
     client = await stage.client()
     await client.topic("T")
     await client.topic("U")
@@ -164,7 +164,7 @@ async def test_a_group_that_has_left_a_topic_has_no_lag_there(stage, /):
 
 
 @run_by(in_world)
-async def test_delayed_messages_and_dead_letters_count_until_they_are_gone(stage, /):
+async def test_delayed_messages_and_dead_letters_are_counted(stage, /):
     client = await stage.client()
     await client.topic("T")
     await client.topic("%DLQ%g")
@@ -181,7 +181,7 @@ async def test_delayed_messages_and_dead_letters_count_until_they_are_gone(stage
 
 
 @run_by(in_world, SYNC)
-async def test_durations_have_the_time_of_the_disk(stage, /):
+async def test_send_and_sync_durations_include_the_time_of_the_disk(stage, /):
     client = await stage.client()
     await client.topic("T")
     stage.disk.slow_sync(0.2)
@@ -199,7 +199,7 @@ async def test_durations_have_the_time_of_the_disk(stage, /):
 
 
 @run_by(in_world, quick(check_max=2))
-async def test_transactions_count_by_outcome_and_the_oldest_has_its_age(stage, /):
+async def test_transactions_are_counted_by_outcome_and_the_oldest_age_is_shown(stage, /):
     client = await stage.client()
     await client.topic("T")
     await client.beat(producers=[GROUP])
@@ -239,7 +239,7 @@ async def test_transactions_count_by_outcome_and_the_oldest_has_its_age(stage, /
 
 
 @run_by(in_world)
-async def test_the_log_and_the_disk_have_their_sizes(stage, /):
+async def test_the_sizes_of_the_log_and_the_disk_are_scraped(stage, /):
     client = await stage.client()
     empty = await scraped(stage.broker)
     assert empty("oldest_message_timestamp_seconds") is None
@@ -259,7 +259,7 @@ async def test_the_log_and_the_disk_have_their_sizes(stage, /):
 
 
 @run_by(in_world)
-async def test_refusals_count_by_reason(stage, /):
+async def test_refusals_are_counted_by_reason(stage, /):
     client = await stage.client()
     await client.topic("T")
     await client.beat(consumer("g", "T"))
@@ -271,12 +271,12 @@ async def test_refusals_count_by_reason(stage, /):
     await client.ask(RequestCode.SEND_MESSAGE, preparing(), body=b"x")
     scrape = await scraped(stage.broker)
 
-    found = scrape.labelled("refusals_total", "reason")
-    assert {reason: count for reason, count in found.items() if count} == {
+    refusals = scrape.labelled("refusals_total", "reason")
+    assert {reason: count for reason, count in refusals.items() if count} == {
         "sends": 3,
         "halves": 1,
     }
-    assert found.keys() >= {"access", "busy", "connections", "transactions", "pulls_not_held"}
+    assert refusals.keys() >= {"access", "busy", "connections", "transactions", "pulls_not_held"}
     assert scrape("ready") == 1
     assert scrape("connections") == scrape("limit_used", limit="connections") == 1
     assert scrape("limit", limit="connections") == stage.broker.settings.connections_max
@@ -284,14 +284,14 @@ async def test_refusals_count_by_reason(stage, /):
     assert scrape("limit_used", limit="topics") == len(stage.broker.topics)
 
 
-def test_each_limit_that_clients_share_is_scraped_with_the_figure_that_it_bounds():
+def test_each_limit_shared_by_clients_is_scraped_with_its_current_use():
     of_brokers = {shared.kept for shared in SHARED.values() if "broker" in shared.servers} - {""}
 
     assert {camel(name) for name in LIMITS} | {"connectionsOpen", "transactionsOpen"} == of_brokers
 
 
 @run_by(in_world)
-async def test_series_are_bounded_and_those_left_out_are_counted(stage, /, monkeypatch):
+async def test_the_number_of_series_is_limited_and_omitted_ones_are_counted(stage, /, monkeypatch):
     monkeypatch.setattr(sampling, "METRIC_SERIES_MAX", 2)
 
     client = await stage.client()
@@ -314,7 +314,7 @@ async def test_series_are_bounded_and_those_left_out_are_counted(stage, /, monke
 
 
 @run_by(in_world)
-async def test_labels_are_text_whatever_a_name_has(stage, /):
+async def test_special_characters_in_a_name_are_escaped_in_labels(stage, /):
     client = await stage.client()
     await client.topic("T")
     name = 'a"b\\c\n{}'
@@ -325,7 +325,7 @@ async def test_labels_are_text_whatever_a_name_has(stage, /):
 
 
 @run_by(in_world)
-async def test_scrapes_at_once_share_one_page(stage, /):
+async def test_concurrent_scrapes_share_one_page(stage, /):
     pages = of_broker(stage.broker)
     first, second = await asyncio.gather(pages.metrics(), pages.metrics())
     third = await pages.metrics()
@@ -335,7 +335,7 @@ async def test_scrapes_at_once_share_one_page(stage, /):
 
 
 @run_by(in_world)
-async def test_a_reader_that_leaves_does_not_end_the_page_of_another(stage, /):
+async def test_a_cancelled_scrape_does_not_end_a_concurrent_one(stage, /):
     pages = of_broker(stage.broker)
     leaving = asyncio.create_task(pages.metrics())
     staying = asyncio.create_task(pages.metrics())
@@ -349,7 +349,7 @@ async def test_a_reader_that_leaves_does_not_end_the_page_of_another(stage, /):
 
 
 @run_by(in_set)
-async def test_a_leader_has_the_place_of_each_follower_and_a_follower_its_own(stage, /):
+async def test_leader_and_follower_show_the_position_of_the_copy(stage, /):
     await stage.copied()
     scrape = await scraped(stage.first.broker)
     end = stage.first.end
@@ -378,7 +378,7 @@ async def test_a_leader_has_the_place_of_each_follower_and_a_follower_its_own(st
 
 
 @run_by(in_set)
-async def test_a_copy_that_is_missing_shows_where_it_ends(stage, /):
+async def test_a_missing_follower_is_shown_with_the_bytes_it_is_behind(stage, /):
     await stage.first.lead()
     stage.second.follow()
     client = await stage.first.client()
@@ -394,7 +394,7 @@ async def test_a_copy_that_is_missing_shows_where_it_ends(stage, /):
     assert scrape("follower_seconds_behind", member="m2") is not None
 
 
-def test_a_disk_that_is_too_full_is_near_its_mark():
+def test_the_disk_refusal_ratio_is_the_configured_one():
     settings = replace(
         SETTINGS,
         retention=RetentionSettings(

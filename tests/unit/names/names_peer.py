@@ -1,4 +1,4 @@
-"""What these tests stand on: a clock to set, a peer without a network, a world without waiting."""
+"""Helpers: a clock to set, a peer without a network, a world where waiting takes no time."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Peer:
 
 
 class MemoryDisk:
-    """Only what a name server needs of a disk, and switches that make it fail or wait."""
+    """The part of a disk that a name server needs, with switches that make it fail or wait."""
 
     def __init__(self):
         self.files = {}
@@ -229,7 +229,7 @@ def in_world(main):
 
 
 def registration(name="broker-a", number=0, address="10.0.0.1:10911", **given):
-    """Who a broker says it is."""
+    """The registration of a broker."""
     return BrokerRegistration(
         broker_name=name,
         broker_addr=address,
@@ -241,7 +241,7 @@ def registration(name="broker-a", number=0, address="10.0.0.1:10911", **given):
 
 
 def offer(*topics, counter=1, **given):
-    """What a broker says it has."""
+    """The topics that a broker registers."""
     table = {name: TopicConfig(topic_name=name, **given) for name in topics}
     return TopicConfigs(
         data_version=DataVersion(timestamp=1, counter=counter), topic_config_table=table

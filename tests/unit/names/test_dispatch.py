@@ -23,15 +23,15 @@ def test_a_request_reaches_the_handler_of_its_code():
     assert peer.ask(7).body == b"seven"
 
 
-def test_a_handler_may_answer_later():
+def test_a_handler_can_answer_later():
     peer = Peer(Dispatcher({7: lambda *_: None}))
 
     assert peer.send(7) == []
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
-def test_an_unknown_code_is_answered_in_the_form_it_came_in(kind):
-    """A 4.9 name server stays silent here, which costs its caller the whole timeout."""
+def test_an_unknown_code_is_answered_in_the_encoding_of_the_request(kind):
+    """A 4.9 name server does not answer, which costs its caller the whole timeout."""
     found = Peer(Dispatcher({})).ask(9999, kind=kind)
 
     assert (found.code, found.remark, found.kind) == (3, " request type 9999 not supported", kind)
@@ -44,7 +44,7 @@ def test_a_refusal_is_answered_with_its_code_and_remark():
 
 
 @pytest.mark.parametrize("error", [TopicNotFound, RemoteProtocolError])
-def test_a_refusal_that_repeats_what_a_peer_sent_fits_a_header(error, caplog):
+def test_a_long_remark_of_a_refusal_is_cut_to_fit_a_header(error, caplog):
     """A header holds 256 KiB, and the text of its refusal may need seven bytes for a character."""
     found = raising(error("\ue000" * 300_000)).ask(7)
 
@@ -52,16 +52,16 @@ def test_a_refusal_that_repeats_what_a_peer_sent_fits_a_header(error, caplog):
     assert len(caplog.text) < 2 * REMARK_CHARS_MAX
 
 
-def test_a_refusal_without_a_remark_still_says_something():
+def test_a_refusal_without_a_remark_has_a_default_text():
     assert raising(TopicNotFound()).ask(7).remark.startswith("The topic does not exist")
 
 
-def test_a_refusal_passed_on_keeps_the_code_that_has_no_name_here():
+def test_a_forwarded_refusal_keeps_its_unknown_code():
     assert raising(UnknownRefusal("busy", response_code=1500)).ask(7).code == 1500
 
 
 @pytest.mark.parametrize("problem", [RemoteProtocolError("bad"), WriteFailed("bad")])
-def test_other_errors_of_ours_are_answered_with_1_and_their_text(problem):
+def test_other_txmq_errors_are_answered_with_code_1_and_their_text(problem):
     peer = raising(problem)
     found = peer.ask(7)
 
@@ -69,7 +69,7 @@ def test_other_errors_of_ours_are_answered_with_1_and_their_text(problem):
     assert not peer.transport.closed
 
 
-def test_a_header_that_lacks_a_field_is_answered_not_punished():
+def test_a_header_without_a_required_field_is_answered_and_the_connection_stays_open():
     peer = Peer(Dispatcher({7: lambda _, request: answer(request, body=request.read(TopicHeader))}))
     found = peer.ask(7)
 
@@ -78,7 +78,7 @@ def test_a_header_that_lacks_a_field_is_answered_not_punished():
     assert not peer.transport.closed
 
 
-def test_a_handler_that_breaks_is_answered_with_1_and_logged(caplog):
+def test_a_handler_that_raises_is_answered_with_code_1_and_logged(caplog):
     with caplog.at_level(logging.ERROR):
         found = raising(ZeroDivisionError("division by zero")).ask(7)
 

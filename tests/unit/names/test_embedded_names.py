@@ -23,8 +23,8 @@ SLOW = Conditions(latency_s=0.01)
 
 @pytest.mark.fault("N5")
 @run_by(simulate, 1, conditions=SLOW)
-async def test_nobody_hears_from_a_name_server_that_its_broker_is_unknown(world, /):
-    """The empty routes of a start, and those of a stop while the broker drains."""
+async def test_an_embedded_name_server_never_reports_topics_of_its_broker_as_unknown(world, /):
+    """Neither at a start nor during a stop, while the broker drains."""
     server, desk = world.machine("server", PLACE), world.machine("desk")
     settings = BrokerSettings(
         listen=f"{PLACE}:10911", names_listen=NAMES, store=SmallStore(flush="async")

@@ -21,21 +21,21 @@ from txmq.protocol.java import dumps, loads
         ("a=\\ud83d\\ude00", {"a": "😀"}),
     ],
 )
-def test_reading_follows_java(text, found):
+def test_properties_are_read_as_in_java(text, found):
     assert loads(text.encode()) == found
 
 
 @pytest.mark.parametrize("data", [b"a=\xff", b"a=\\u12", b"a=\\ud800"])
-def test_what_is_no_text_is_refused(data):
+def test_properties_that_are_not_valid_text_are_refused(data):
     with pytest.raises(RemoteProtocolError):
         loads(data)
 
 
-def test_what_is_written_reads_the_same():
+def test_written_properties_are_read_back_unchanged():
     settings = {"a b": " x\ty\n", "#c": "d=e\\", "path": "C:\\temp"}
 
     assert loads(dumps(settings)) == settings
 
 
-def test_truths_are_written_as_java_spells_them():
+def test_booleans_are_written_as_in_java():
     assert dumps({"a": True, "b": 5000}) == b"a=true\nb=5000\n"

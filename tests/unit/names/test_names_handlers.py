@@ -24,7 +24,7 @@ WHO = {
 
 
 class Names:
-    """A name server without a door, and peers that are through already."""
+    """A name server without a listener, and peers that are already connected."""
 
     def __init__(self, **options):
         self.clock = SetClock()
@@ -104,7 +104,7 @@ def test_a_registration_is_answered_with_all_ordered_topics(names, broker):
     assert register(broker, "T").body == b'{"table":{"T":"broker-a:4"}}'
 
 
-def test_that_can_be_switched_off():
+def test_ordered_topics_are_left_out_of_the_answer_when_switched_off():
     names = Names(return_order_topic_config_to_broker=False)
     order = {"namespace": "ORDER_TOPIC_CONFIG", "key": "T", "value": "broker-a:4"}
     names.peer().ask(Code.PUT_KV_CONFIG, order)
@@ -112,7 +112,7 @@ def test_that_can_be_switched_off():
     assert register(names.peer(), "T").body == b""
 
 
-def test_a_replica_hears_of_its_master(broker, client):
+def test_a_replica_that_registers_is_told_the_address_of_its_master(broker, client):
     register(broker)
 
     answer = register(client, who=registration(number=1, address="10.0.0.2:10911"))
@@ -120,7 +120,7 @@ def test_a_replica_hears_of_its_master(broker, client):
     assert answer.field_map() == {"masterAddr": A, "haServerAddr": "10.0.0.1:10912"}
 
 
-def test_a_body_that_lost_a_byte_is_refused(names, broker):
+def test_a_registration_with_a_wrong_checksum_is_refused(names, broker):
     body = RegistrationBody(topic_config_serialize_wrapper=offer("T")).write()
     who = registration(body_crc32=(zlib.crc32(body) & 0x7FFFFFFF) ^ 1)
 
@@ -130,8 +130,8 @@ def test_a_body_that_lost_a_byte_is_refused(names, broker):
     assert names.routes.topics().topic_list == []
 
 
-def test_a_one_way_registration_counts_and_is_not_answered(names, broker):
-    """Brokers tell of a new topic so, in between their regular registrations."""
+def test_a_one_way_registration_is_applied_and_not_answered(names, broker):
+    """Brokers announce a new topic this way, between their regular registrations."""
     body = RegistrationBody(topic_config_serialize_wrapper=offer("T")).write()
 
     assert broker.send(Code.REGISTER_BROKER, registration(), body=body, oneway=True) == []
@@ -144,14 +144,14 @@ def test_a_registration_belongs_to_its_connection(names, broker):
     assert len(names.routes.disconnect(broker.connection)) == 1
 
 
-def test_goodbye_is_answered_and_meant(names, broker):
+def test_unregistering_is_answered_and_removes_the_topics(names, broker):
     register(broker, "T")
 
     assert broker.ask(Code.UNREGISTER_BROKER, WHO).code == 0
     assert names.routes.topics().topic_list == []
 
 
-def test_a_heartbeat_is_a_sign_of_life(names, broker):
+def test_a_heartbeat_keeps_a_broker_registered(names, broker):
     register(broker, "T")
     names.clock.now += 100
 
@@ -160,8 +160,10 @@ def test_a_heartbeat_is_a_sign_of_life(names, broker):
 
 
 @pytest.mark.parametrize(("counter", "changed", "alive"), [(1, "false", True), (2, "true", False)])
-def test_only_the_version_that_is_known_is_a_sign_of_life(names, broker, counter, changed, alive):
-    """With news the broker registers next, which is one itself."""
+def test_a_query_of_the_data_version_keeps_a_broker_alive_only_if_it_is_known(
+    names, broker, counter, changed, alive
+):
+    """A broker with a newer version registers next, and that keeps it alive."""
     register(broker, "T")
     names.clock.now += 100
     body = offer(counter=counter).data_version.write()
@@ -183,7 +185,7 @@ def test_an_unknown_broker_is_told_to_register(broker):
 # 105, 106, 901
 
 
-def test_a_route_holds_no_blank_and_quotes_its_keys(broker, client):
+def test_a_route_is_written_without_blanks_and_with_quoted_keys(broker, client):
     """Go's client cuts the addresses at commas and colons; a blank would stay in an address."""
     register(broker, "T")
     register(client, who=registration(number=1, address="10.0.0.2:10911"))
@@ -196,14 +198,14 @@ def test_a_route_holds_no_blank_and_quotes_its_keys(broker, client):
     assert b"null" not in body
 
 
-def test_an_unknown_topic_is_answered_17(client):
+def test_an_unknown_topic_is_answered_with_code_17(client):
     answer = client.ask(Code.GET_ROUTEINFO_BY_TOPIC, {"topic": "T"})
 
     assert (answer.code, answer.body) == (17, b"")
     assert answer.remark.endswith("for the topic: T")
 
 
-def test_a_route_is_asked_for_and_answered_in_binary_too(broker):
+def test_a_route_requested_in_binary_is_answered_in_binary(broker):
     register(broker, "T")
     answer = broker.ask(
         Code.GET_ROUTEINFO_BY_TOPIC,
@@ -216,7 +218,7 @@ def test_a_route_is_asked_for_and_answered_in_binary_too(broker):
 
 
 @pytest.mark.parametrize(("enabled", "told"), [(True, "broker-a:4"), (False, None)])
-def test_order_is_told_with_a_route_only_where_that_is_wanted(enabled, told):
+def test_a_route_has_the_order_of_its_topic_only_if_the_option_is_on(enabled, told):
     names = Names(order_message_enable=enabled)
     order = {"namespace": "ORDER_TOPIC_CONFIG", "key": "T", "value": "broker-a:4"}
     names.peer().ask(Code.PUT_KV_CONFIG, order)
@@ -230,7 +232,7 @@ def test_order_is_told_with_a_route_only_where_that_is_wanted(enabled, told):
     assert "orderTopicConf" not in other
 
 
-def test_the_clusters_are_shown(broker, client):
+def test_clusters_and_their_brokers_are_listed(broker, client):
     register(broker, "T")
 
     assert json.loads(client.ask(Code.GET_BROKER_CLUSTER_INFO).body) == {
@@ -245,7 +247,7 @@ def test_the_clusters_are_shown(broker, client):
     }
 
 
-def test_the_members_of_a_broker_are_shown(broker, client):
+def test_the_members_of_a_broker_are_listed(broker, client):
     register(broker)
 
     answer = client.ask(Code.GET_BROKER_MEMBER_GROUP, WHO)
@@ -278,7 +280,7 @@ def test_topics_are_listed_by_cluster(broker, client):
     assert listed(client.ask(code, {"cluster": "none"})) == []
 
 
-def test_system_topics_come_with_a_master_to_ask_for_more(broker, client):
+def test_system_topics_are_listed_with_the_address_of_a_master(broker, client):
     register(broker)
 
     answer = client.ask(Code.GET_SYSTEM_TOPIC_LIST_FROM_NS)
@@ -289,7 +291,7 @@ def test_system_topics_come_with_a_master_to_ask_for_more(broker, client):
     }
 
 
-def test_unit_topics_are_listed_three_ways(broker, client):
+def test_unit_topics_are_listed_by_each_of_three_requests(broker, client):
     for flag in range(4):
         register(broker, f"T{flag}", counter=flag, topic_sys_flag=flag)
 
@@ -298,7 +300,7 @@ def test_unit_topics_are_listed_three_ways(broker, client):
     assert listed(client.ask(Code.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST)) == ["T2"]
 
 
-def test_permission_to_write_is_taken_and_given_back(names, broker, client):
+def test_write_permission_is_removed_and_restored(names, broker, client):
     register(broker, "T", "U")
 
     taken = client.ask(Code.WIPE_WRITE_PERM_OF_BROKER, {"brokerName": "broker-a"})
@@ -332,7 +334,7 @@ def test_a_topic_is_added(names, broker):
 # 100, 101, 102, 219
 
 
-def test_a_text_is_kept_read_and_let_go(client):
+def test_a_key_value_is_stored_read_and_deleted(client):
     entry = {"namespace": "N", "key": "k"}
 
     assert client.ask(Code.PUT_KV_CONFIG, {**entry, "value": "v"}).code == 0
@@ -362,8 +364,8 @@ def test_a_text_is_kept_read_and_let_go(client):
         (Code.QUERY_DATA_VERSION, WHO),
     ],
 )
-def test_a_request_that_lacks_something_is_answered_1(client, code, fields):
-    """And not with silence, nor with a closed connection that takes a broker's topics with it."""
+def test_a_request_without_a_required_field_is_answered_with_code_1(client, code, fields):
+    """Silence would cost a timeout, and a closed connection would unregister a broker."""
     answer = client.ask(code, fields)
 
     assert answer.code == 1
@@ -374,21 +376,21 @@ def test_a_request_that_lacks_something_is_answered_1(client, code, fields):
 # 318, 319, and what is not served
 
 
-def test_options_are_shown_and_changed(client):
+def test_options_are_read_and_changed(client):
     assert client.ask(Code.UPDATE_NAMESRV_CONFIG, body=b"orderMessageEnable=true").code == 0
     assert b"orderMessageEnable=true\n" in client.ask(Code.GET_NAMESRV_CONFIG).body
 
 
-def test_changing_nothing_is_fine(client):
+def test_an_update_without_options_is_accepted(client):
     assert client.ask(Code.UPDATE_NAMESRV_CONFIG).code == 0
 
 
-def test_a_forbidden_option_is_answered_16(client):
+def test_a_forbidden_option_is_answered_with_code_16(client):
     answer = client.ask(Code.UPDATE_NAMESRV_CONFIG, body=b"kvConfigPath=/etc/passwd")
 
     assert answer.code == 16
 
 
 @pytest.mark.parametrize("code", [Code.SEND_MESSAGE, Code.HEART_BEAT, 4711])
-def test_what_belongs_to_a_broker_is_answered_3(client, code):
+def test_a_request_for_a_broker_is_answered_with_code_3(client, code):
     assert client.ask(code).code == 3

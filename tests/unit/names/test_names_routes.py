@@ -19,11 +19,11 @@ def known(*topics, **given):
 
 
 def queues(table, topic):
-    return {each.broker_name: each for each in table.route(topic).queue_datas}
+    return {queue.broker_name: queue for queue in table.route(topic).queue_datas}
 
 
 def addresses(table, topic):
-    return {each.broker_name: each.broker_addrs for each in table.route(topic).broker_datas}
+    return {broker.broker_name: broker.broker_addrs for broker in table.route(topic).broker_datas}
 
 
 # Names that are claimed twice
@@ -51,7 +51,7 @@ def claim(first, second):
         ({}, {"number": 1, "address": B, "cluster": "Other"}),
     ],
 )
-def test_a_name_of_a_live_broker_is_refused(first, second):
+def test_another_broker_cannot_take_the_name_of_a_live_one(first, second):
     with pytest.raises(NoPermission, match=r"belongs to the broker at 10\.0\.0\.1:10911, which is"):
         claim(first, second)
 
@@ -65,11 +65,11 @@ def test_a_name_of_a_live_broker_is_refused(first, second):
         ({}, {"address": A, "proof": "p"}, {0: A}),
     ],
 )
-def test_the_same_broker_and_new_replicas_are_not(first, second, found):
+def test_the_same_broker_and_its_replicas_can_register_under_its_name(first, second, found):
     assert claim(first, second) == found
 
 
-def test_a_replica_of_a_stock_set_becomes_master_while_the_old_one_is_known():
+def test_a_replica_of_a_stock_set_can_become_master_while_the_old_one_is_known():
     table = known("T")
     table.register(registration(number=1, address=B), offer("T"), THERE, 0.0)
     table.register(registration(address=B), offer("T"), THERE, 0.0)
@@ -78,7 +78,7 @@ def test_a_replica_of_a_stock_set_becomes_master_while_the_old_one_is_known():
 
 @pytest.mark.parametrize("leave", [lambda table: table.disconnect(HERE),
                                    lambda table: table.expire(121.0)])  # fmt: skip
-def test_a_name_is_free_once_its_broker_is_gone(leave):
+def test_the_name_of_a_broker_that_is_gone_can_be_taken(leave):
     table = RouteRegistry()
     table.register(registration(proof="p"), offer("T"), HERE, 0.0)
     leave(table)
@@ -86,7 +86,7 @@ def test_a_name_is_free_once_its_broker_is_gone(leave):
     assert addresses(table, "T") == {"broker-a": {0: B}}
 
 
-def test_only_the_broker_itself_unregisters_one_that_proves_what_it_is():
+def test_a_broker_with_a_proof_is_unregistered_only_with_the_same_proof():
     table = RouteRegistry()
     table.register(registration(proof="p"), offer("T"), HERE, 0.0)
     with pytest.raises(NoPermission, match="stays registered"):
@@ -99,7 +99,7 @@ def test_only_the_broker_itself_unregisters_one_that_proves_what_it_is():
 # Routes
 
 
-def test_a_route_tells_queues_and_addresses():
+def test_a_route_has_the_queues_and_addresses_of_a_topic():
     table = known("T", read_queue_nums=8, write_queue_nums=4, perm=6, topic_sys_flag=1)
 
     assert table.route("T").queue_datas == [QueueRoute("broker-a", 8, 4, 6, 1)]
@@ -109,17 +109,17 @@ def test_a_route_tells_queues_and_addresses():
 
 
 def test_the_table_of_filter_servers_is_empty_not_absent():
-    """Old Java clients use it unchecked."""
+    """Old Java clients use it without a check for null."""
     assert known("T").route("T").filter_server_table == {}
 
 
-def test_an_unknown_topic_is_refused_not_answered_empty():
-    """Clients raise on an empty answer, but make the topic from its template on code 17."""
+def test_an_unknown_topic_is_refused_rather_than_answered_empty():
+    """Clients raise on an empty answer, but create the topic from its template on code 17."""
     with pytest.raises(TopicNotFound, match="No topic route info .*: T$"):
         RouteRegistry().route("T")
 
 
-def test_a_topic_of_several_brokers_is_told_with_all_of_them():
+def test_a_route_has_all_brokers_of_its_topic():
     table = known("T")
     table.register(registration("broker-b", address=B), offer("T"), HERE, 0.0)
 
@@ -127,7 +127,7 @@ def test_a_topic_of_several_brokers_is_told_with_all_of_them():
     assert list(queues(table, "T")) == ["broker-a", "broker-b"]
 
 
-def test_replicas_are_told_in_order_of_their_ids():
+def test_replicas_of_a_route_are_sorted_by_their_ids():
     table = RouteRegistry()
     table.register(registration(number=2, address="10.0.0.3:1"), offer(), HERE, 0.0)
     table.register(registration(number=1, address=B), offer(), HERE, 0.0)
@@ -136,7 +136,7 @@ def test_replicas_are_told_in_order_of_their_ids():
     assert list(addresses(table, "T")["broker-a"]) == [0, 1, 2]
 
 
-def test_a_route_handed_out_does_not_change_afterwards():
+def test_a_returned_route_does_not_change_afterwards():
     table = known("T")
     route = table.route("T")
 
@@ -148,8 +148,8 @@ def test_a_route_handed_out_does_not_change_afterwards():
 # Registering
 
 
-def test_topics_of_the_version_that_is_known_are_not_applied_again():
-    """A broker registers every 30 s; what an operator changed here meanwhile must stay."""
+def test_topics_of_a_known_version_are_not_applied_again():
+    """A broker registers every 30 s; changes of an operator in between must stay."""
     table = known("T")
     whole(table.forbid_writing("broker-a"))
 
@@ -160,7 +160,7 @@ def test_topics_of_the_version_that_is_known_are_not_applied_again():
         table.route("U")
 
 
-def test_topics_of_another_version_are_applied():
+def test_topics_of_a_new_version_are_applied():
     table = known("T")
     whole(table.forbid_writing("broker-a"))
 
@@ -169,7 +169,7 @@ def test_topics_of_another_version_are_applied():
     assert queues(table, "T")["broker-a"].perm == 6
 
 
-def test_topics_are_merged_not_replaced():
+def test_registered_topics_are_merged_and_not_replaced():
     """A registration may bring one changed topic only."""
     table = known("T", "U")
 
@@ -179,7 +179,7 @@ def test_topics_are_merged_not_replaced():
     assert queues(table, "U")["broker-a"].perm == 2
 
 
-def test_a_topic_goes_by_its_own_name_not_by_its_key():
+def test_a_topic_is_registered_under_its_own_name_and_not_its_key():
     table = RouteRegistry()
     given = offer("T")
     given.topic_config_table["key"] = given.topic_config_table.pop("T")
@@ -189,8 +189,8 @@ def test_a_topic_goes_by_its_own_name_not_by_its_key():
     assert table.topics().topic_list == ["T"]
 
 
-def test_a_replicas_topics_are_not_applied():
-    """They are its master's; a replica may be behind."""
+def test_the_topics_of_a_replica_are_not_applied():
+    """They are those of its master, and the replica may be behind."""
     table = RouteRegistry()
 
     table.register(registration(number=1), offer("T"), HERE, 0.0)
@@ -206,7 +206,7 @@ def test_a_replica_is_told_where_its_master_is():
     assert (answer.master_addr, answer.ha_server_addr) == (A, "10.0.0.1:10912")
 
 
-def test_a_master_and_a_replica_without_one_are_told_nothing():
+def test_no_master_is_reported_to_a_master_or_a_replica_without_one():
     table = RouteRegistry()
 
     for number in (1, 0):
@@ -216,8 +216,8 @@ def test_a_master_and_a_replica_without_one_are_told_nothing():
         assert (answer.master_addr, answer.ha_server_addr) == (None, None)
 
 
-def test_a_replica_that_becomes_master_leaves_its_old_id():
-    """One address answers for one id, or clients would read from a replica that is none."""
+def test_a_replica_that_becomes_master_gives_up_its_old_id():
+    """One address has one id, or clients would read from a replica that does not exist."""
     table = known("T")
     table.register(registration(number=1, address=B), offer("T", counter=5), HERE, 0.0)
 
@@ -227,7 +227,7 @@ def test_a_replica_that_becomes_master_leaves_its_old_id():
     assert table.route("U")
 
 
-def test_a_master_at_a_new_address_takes_the_place_of_the_old():
+def test_a_master_at_a_new_address_replaces_the_old_one():
     table = known("T")
 
     table.register(registration(address=B), offer("U"), HERE, 1.0)
@@ -247,7 +247,7 @@ def test_a_broker_that_moves_to_another_cluster_is_found_there():
     assert addresses(table, "T")
 
 
-def test_one_topic_too_many_refuses_the_whole_registration():
+def test_a_registration_with_one_topic_too_many_is_refused_whole():
     table = RouteRegistry(topics_max=2)
     table.register(registration(), offer("T", "U"), HERE, 0.0)
     table.register(registration(), offer("T", "U", counter=2), HERE, 1.0)
@@ -276,13 +276,13 @@ def test_a_broker_silent_for_two_minutes_is_forgotten():
     table = known("T")
 
     assert table.expire(120.0) == []
-    assert [each.address for each in table.expire(120.1)] == [A]
+    assert [broker.address for broker in table.expire(120.1)] == [A]
     with pytest.raises(TopicNotFound):
         table.route("T")
     assert table.clusters().cluster_addr_table == {}
 
 
-def test_registering_again_starts_the_two_minutes_anew():
+def test_registering_again_restarts_the_two_minutes():
     table = known("T")
 
     table.register(registration(), offer("T"), HERE, 100.0)
@@ -291,7 +291,7 @@ def test_registering_again_starts_the_two_minutes_anew():
     assert len(table.expire(220.1)) == 1
 
 
-def test_a_sign_of_life_starts_them_anew_too():
+def test_a_heartbeat_restarts_the_two_minutes():
     table = known("T")
 
     table.refresh("broker-a", A, 100.0)
@@ -299,7 +299,7 @@ def test_a_sign_of_life_starts_them_anew_too():
     assert table.expire(220.0) == []
 
 
-def test_a_sign_of_life_makes_no_broker():
+def test_a_heartbeat_does_not_register_a_broker():
     table = known("T")
     table.refresh("broker-b", A, 1.0)
     table.refresh("broker-a", B, 1.0)
@@ -308,7 +308,7 @@ def test_a_sign_of_life_makes_no_broker():
 
 
 @pytest.mark.parametrize(("millis", "seconds"), [(10_000, 10.0), (0, 120.0), (None, 120.0)])
-def test_a_broker_may_name_its_own_time(millis, seconds):
+def test_a_broker_can_set_its_own_timeout(millis, seconds):
     table = RouteRegistry()
     table.register(registration(heartbeat_timeout_millis=millis), offer("T"), HERE, 0.0)
 
@@ -316,16 +316,16 @@ def test_a_broker_may_name_its_own_time(millis, seconds):
     assert len(table.expire(seconds + 0.1)) == 1
 
 
-def test_a_closed_connection_takes_its_brokers_with_it():
+def test_a_closed_connection_unregisters_its_brokers():
     table = known("T")
     table.register(registration("broker-b", address=B), offer("T"), "another", 0.0)
 
-    assert [each.address for each in table.disconnect(HERE)] == [A]
+    assert [broker.address for broker in table.disconnect(HERE)] == [A]
     assert addresses(table, "T") == {"broker-b": {0: B}}
     assert list(queues(table, "T")) == ["broker-b"]
 
 
-def test_the_old_connection_of_a_broker_takes_nothing_with_it():
+def test_closing_the_old_connection_of_a_broker_does_not_unregister_it():
     """It came back over a new connection before the old one was noticed to be dead."""
     table = known("T")
     table.register(registration(), offer("T"), "another", 1.0)
@@ -346,15 +346,15 @@ def test_topics_stay_while_a_replica_lives():
     assert table.topics().topic_list == []
 
 
-def test_a_broker_may_say_goodbye():
+def test_a_broker_can_unregister():
     table = known("T")
 
-    assert [each.address for each in table.unregister("broker-a", A)] == [A]
+    assert [broker.address for broker in table.unregister("broker-a", A)] == [A]
     assert table.topics().topic_list == []
 
 
-def test_a_late_goodbye_leaves_the_successor_alone():
-    """The id is another's by now: only the address says who leaves."""
+def test_a_late_unregistration_does_not_remove_the_successor():
+    """Another broker has the id by then; only the address tells which one leaves."""
     table = known("T")
     table.register(registration(address=B), offer("T"), HERE, 1.0)
 
@@ -362,8 +362,8 @@ def test_a_late_goodbye_leaves_the_successor_alone():
     assert addresses(table, "T") == {"broker-a": {0: B}}
 
 
-def test_a_broker_that_comes_back_brings_its_topics_again():
-    """Nothing is known of it any more, so its version is not compared with anything."""
+def test_a_broker_that_registers_again_restores_its_topics():
+    """It is no longer known, so there is no version to compare with."""
     table = known("T")
     table.unregister("broker-a", A)
 
@@ -375,7 +375,7 @@ def test_a_broker_that_comes_back_brings_its_topics_again():
 # What version of its topics a broker registered
 
 
-def test_the_version_is_told_by_address():
+def test_the_data_version_of_a_broker_is_found_by_its_address():
     table = known("T")
 
     assert table.version("broker-a", A) == DataVersion(timestamp=1, counter=1)
@@ -383,10 +383,10 @@ def test_the_version_is_told_by_address():
     assert table.version("broker-b", A) is None
 
 
-# Topics somebody else speaks for
+# Topics that are added without their broker
 
 
-def test_a_topic_may_be_added_for_brokers_that_are_known():
+def test_a_topic_can_be_added_for_known_brokers():
     table = known("T")
 
     table.add_topic("S", [QueueRoute("broker-a", 1, 1, 6)])
@@ -395,7 +395,7 @@ def test_a_topic_may_be_added_for_brokers_that_are_known():
     assert queues(table, "S")["broker-a"].read_queue_nums == 2
 
 
-def test_adding_ends_at_the_first_broker_that_is_not_known():
+def test_adding_a_topic_stops_at_the_first_unknown_broker():
     table = known("T")
 
     table.add_topic("S", [QueueRoute("broker-x", 1, 1, 6), QueueRoute("broker-a", 1, 1, 6)])
@@ -403,7 +403,7 @@ def test_adding_ends_at_the_first_broker_that_is_not_known():
     assert table.topics().topic_list == ["T"]
 
 
-def test_an_added_topic_counts_like_any_other():
+def test_an_added_topic_counts_towards_the_limit():
     table = RouteRegistry(topics_max=1)
     table.register(registration(), offer("T"), HERE, 0.0)
 
@@ -420,14 +420,14 @@ def two_clusters():
     return table
 
 
-def test_clusters_and_brokers_are_shown():
+def test_clusters_and_brokers_are_listed():
     view = two_clusters().clusters()
 
     assert view.cluster_addr_table == {"DefaultCluster": ["broker-a"], "Other": ["broker-b"]}
     assert view.broker_addr_table["broker-b"].broker_addrs == {0: B}
 
 
-def test_topics_are_listed_at_all_and_by_cluster():
+def test_topics_are_listed_in_total_and_by_cluster():
     table = two_clusters()
 
     assert table.topics().topic_list == ["T", "U", "V"]
@@ -442,7 +442,7 @@ def test_system_topics_are_named_after_clusters_and_brokers():
     assert found.broker_addr == A
 
 
-def test_system_topics_name_no_master_where_there_is_none():
+def test_system_topics_have_no_address_without_a_master():
     table = RouteRegistry()
     assert table.system_topics().topic_list == []
     table.register(registration(number=1), offer(), HERE, 0.0)
@@ -466,7 +466,7 @@ def test_members_are_the_replicas_of_a_name():
     assert table.members("C", "unknown").broker_addrs == {}
 
 
-def test_the_permission_to_write_is_taken_from_all_topics_of_one_broker():
+def test_removing_write_permission_affects_all_topics_of_one_broker():
     table = two_clusters()
 
     assert whole(table.forbid_writing("broker-a")) == 2
@@ -477,8 +477,8 @@ def test_the_permission_to_write_is_taken_from_all_topics_of_one_broker():
     assert queues(table, "U")["broker-b"].perm == 6
 
 
-def test_taking_the_permission_leaves_the_others():
-    """TBW102 must stay inheritable, or no topic could be made from it any more."""
+def test_removing_write_permission_keeps_the_other_permissions():
+    """TBW102 must stay inheritable, or no topic could be created from it."""
     table = known("TBW102", perm=7)
 
     whole(table.forbid_writing("broker-a"))
@@ -486,8 +486,8 @@ def test_taking_the_permission_leaves_the_others():
     assert queues(table, "TBW102")["broker-a"].perm == 5
 
 
-def test_giving_it_back_means_reading_and_writing_and_nothing_else():
-    """Upstream sets 6, whatever it was."""
+def test_restoring_write_permission_sets_read_and_write_only():
+    """RocketMQ sets 6, whatever the permission was before."""
     table = known("TBW102", perm=7)
 
     assert whole(table.allow_writing("broker-a")) == 1
@@ -515,7 +515,7 @@ def test_a_topic_is_deleted_at_one_cluster():
     assert table.topics().topic_list == ["T", "V"]
 
 
-def test_a_deleted_topic_stays_deleted_until_its_broker_has_news():
+def test_a_deleted_topic_stays_deleted_until_its_broker_has_a_new_version():
     table = known("T")
     table.delete_topic("T")
 

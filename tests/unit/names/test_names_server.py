@@ -1,4 +1,4 @@
-"""The running server, in a world where waiting costs nothing, and once on real sockets."""
+"""The running server, in a world where waiting takes no time."""
 
 import asyncio
 import json
@@ -79,14 +79,14 @@ async def test_a_broker_registers_and_a_client_finds_it():
 
 
 @run_by(in_world)
-async def test_a_closed_connection_takes_its_broker_away_at_once():
+async def test_a_closed_connection_unregisters_its_broker_at_once():
     async with World() as world:
         broker, client = await world.peer(), await world.peer()
         await ask(broker, Code.REGISTER_BROKER, registration(), body=BODY)
         before = world.clock.monotonic()
 
         broker.close()
-        await ask(client, Code.GET_BROKER_CLUSTER_INFO)  # meanwhile the end arrives
+        await ask(client, Code.GET_BROKER_CLUSTER_INFO)  # the end of the other one arrives first
         with pytest.raises(TopicNotFound):
             await route(client)
 
@@ -94,8 +94,8 @@ async def test_a_closed_connection_takes_its_broker_away_at_once():
 
 
 @run_by(in_world)
-async def test_a_silent_broker_is_gone_with_the_next_sweep_after_its_time():
-    """Its connection stays: 20 s of silence were agreed, and 120 s close a connection."""
+async def test_a_silent_broker_is_removed_at_the_first_sweep_after_its_timeout():
+    """Its connection stays: the broker's timeout is 20 s, that of a connection is 120 s."""
     async with World() as world:
         broker, client = await world.peer(), await world.peer()
         who = registration(heartbeat_timeout_millis=20_000)
@@ -121,7 +121,7 @@ async def test_a_broker_that_registers_every_30_seconds_stays():
         await route(broker)
 
 
-def test_what_operators_note_is_there_after_a_restart():
+def test_key_values_and_options_survive_a_restart():
     disk = MemoryDisk()
     entry = {"namespace": "N", "key": "k"}
 
@@ -150,7 +150,7 @@ def test_what_operators_note_is_there_after_a_restart():
 
 
 @pytest.mark.parametrize("path", ["config/kv.json", "config/names.properties"])
-def test_a_file_that_was_deleted_is_restored_from_its_predecessor(path, caplog):
+def test_a_deleted_file_is_restored_from_its_predecessor(path, caplog):
     disk = MemoryDisk()
 
     async def before():
@@ -173,7 +173,7 @@ def test_a_file_that_was_deleted_is_restored_from_its_predecessor(path, caplog):
 
 
 @run_by(in_world)
-async def test_what_the_disk_refuses_is_refused_to_the_operator():
+async def test_a_change_that_cannot_be_written_to_disk_is_refused():
     disk = MemoryDisk()
     disk.broken = True
 
@@ -184,7 +184,7 @@ async def test_what_the_disk_refuses_is_refused_to_the_operator():
 
 
 async def put_slowly(world, disk, *entries):
-    """Put values while the disk writes the first one; return the requests under way."""
+    """Put values while the disk writes the first one; return the pending requests."""
     peer = await world.peer()
     disk.is_free.clear()
     asked = []
@@ -196,7 +196,7 @@ async def put_slowly(world, disk, *entries):
 
 
 @run_by(in_world)
-async def test_a_slow_disk_holds_up_only_the_changes_themselves():
+async def test_a_slow_disk_delays_only_the_changes_themselves():
     disk = MemoryDisk()
 
     async with World(disk) as world:
@@ -204,7 +204,7 @@ async def test_a_slow_disk_holds_up_only_the_changes_themselves():
 
         with pytest.raises(NotFound):
             await ask(peer, Code.GET_KVLIST_BY_NAMESPACE, {"namespace": "N"})
-        assert not any(one.done() for one in asked)
+        assert not any(request.done() for request in asked)
         disk.is_free.set()
         await asyncio.gather(*asked)
 
@@ -228,7 +228,7 @@ async def test_changes_that_arrive_during_a_write_share_the_next_one():
 
 
 @run_by(in_world)
-async def test_a_failed_write_undoes_the_changes_that_stand_upon_it():
+async def test_a_failed_write_undoes_the_changes_that_depend_on_it():
     disk = MemoryDisk()
 
     async with World(disk) as world:
@@ -261,7 +261,7 @@ async def test_the_changes_that_wait_for_the_disk_are_limited(monkeypatch):
 
 
 @run_by(in_world)
-async def test_a_field_that_nobody_reads_may_hold_any_bytes():
+async def test_an_unused_field_can_hold_any_bytes():
     header = {"namespace": "N", "key": "k", "value": "v", "more": "xyz"}
     frame = encode(Code.PUT_KV_CONFIG, 1, header).replace(b"xyz", b"\xf1yz")
 
@@ -276,7 +276,7 @@ async def test_a_field_that_nobody_reads_may_hold_any_bytes():
 
 
 @run_by(in_world)
-async def test_the_end_waits_for_a_running_write():
+async def test_closing_waits_for_a_running_write():
     disk = MemoryDisk()
 
     async with World(disk) as world:
@@ -306,17 +306,17 @@ async def test_a_damaged_file_stops_the_start(path, data):
 
 
 @run_by(in_world)
-async def test_the_door_is_shut_and_every_timer_gone_at_the_end():
+async def test_closing_stops_listening_and_cancels_every_timer():
     async with World() as world:
         peer = await world.peer()
     with pytest.raises(OSError, match="refused"):
         await world.network.connect(asyncio.Protocol, *PLACE)
     await asyncio.sleep(0)
     assert not peer.is_open
-    # Whatever still ticks would tick for ever: nothing may be left to wait for.
-    assert not [each for each in asyncio.get_running_loop()._scheduled if not each.cancelled()]
+    # A timer that is left would run for ever.
+    assert not [timer for timer in asyncio.get_running_loop()._scheduled if not timer.cancelled()]
 
 
-def test_it_is_entered_before_it_is_opened():
+def test_opening_a_name_server_that_is_not_entered_is_refused():
     with pytest.raises(UsageError):
         in_world(lambda: NameServer(MemoryNetwork(), LoopClock()).open(*PLACE))

@@ -32,7 +32,7 @@ def save(values):
     return values.durable.encode()
 
 
-def test_texts_are_kept_by_namespace_and_key():
+def test_values_are_stored_by_namespace_and_key():
     values = KeyValues()
     values.put("A", "k", "1")
     values.put("B", "k", "2")
@@ -44,7 +44,7 @@ def test_texts_are_kept_by_namespace_and_key():
     assert values.space("C") == {}
 
 
-def test_the_file_is_in_upstreams_shape():
+def test_the_file_has_the_format_of_rocketmq():
     values = KeyValues()
     values.put("A", "k", "1")
     assert json.loads(save(values)) == {"configTable": {"A": {"k": "1"}}}
@@ -55,14 +55,14 @@ def test_the_file_is_in_upstreams_shape():
     assert json.loads(save(values)) == {"configTable": {}}
 
 
-def test_what_was_saved_is_there_at_the_next_start():
+def test_saved_values_are_loaded_at_the_next_start():
     values = KeyValues()
     values.put("A", "k", "ü")
 
     assert KeyValues(save(values)).get("A", "k") == "ü"
 
 
-def test_a_change_shows_only_once_it_is_saved():
+def test_a_change_is_visible_only_once_it_is_saved():
     values = KeyValues(b'{"configTable":{"A":{"k":"1"}}}')
     values.put("A", "k", "2")
     values.put("A", "l", "1")
@@ -77,12 +77,12 @@ def test_a_change_shows_only_once_it_is_saved():
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b'{"configTable":{"A":1}}'])
-def test_a_damaged_file_is_no_empty_file(data):
+def test_a_damaged_file_is_refused(data):
     with pytest.raises(ConfigError):
         KeyValues(data)
 
 
-def test_there_is_room_for_so_many_texts(monkeypatch):
+def test_the_number_of_values_is_limited(monkeypatch):
     monkeypatch.setattr(module, "KEY_VALUES_MAX", 2)
     values = KeyValues()
     values.put("A", "k", "1")
@@ -95,7 +95,7 @@ def test_there_is_room_for_so_many_texts(monkeypatch):
     values.put("A", "l", "1")
 
 
-def test_there_is_room_for_texts_of_so_many_characters(monkeypatch):
+def test_the_total_size_of_values_is_limited(monkeypatch):
     monkeypatch.setattr(module, "KEY_VALUE_BYTES_MAX", 12)
     values = KeyValues()
     values.put("A", "k", "1234567890")
@@ -115,7 +115,7 @@ def test_there_is_room_for_texts_of_so_many_characters(monkeypatch):
 # Options
 
 
-def test_options_and_facts_are_shown_under_upstreams_names():
+def test_options_and_facts_have_the_names_of_rocketmq():
     table = OptionTable(failing)
     table.facts["listenPort"] = 9876
 
@@ -127,7 +127,7 @@ def test_options_and_facts_are_shown_under_upstreams_names():
     ]
 
 
-def test_an_option_is_changed_and_kept():
+def test_a_changed_option_is_saved():
     saved = []
     table = OptionTable(saved.append)
     table.update(b"orderMessageEnable=TRUE\n")
@@ -137,7 +137,7 @@ def test_an_option_is_changed_and_kept():
 
 
 @pytest.mark.parametrize("name", ["configStorePath", "kvConfigPath", "listenPort"])
-def test_some_names_cannot_be_changed_from_afar(name):
+def test_paths_and_ports_cannot_be_changed_remotely(name):
     table = OptionTable(failing)
     table.facts["listenPort"] = 9876
 
@@ -148,12 +148,12 @@ def test_some_names_cannot_be_changed_from_afar(name):
 
 
 @pytest.mark.parametrize("text", [b"clusterTest=true", b"orderMessageEnable=maybe"])
-def test_what_cannot_be_done_is_not_silently_ignored(text):
+def test_an_unknown_or_invalid_option_is_refused(text):
     with pytest.raises(InternalError):
         OptionTable(failing).update(b"enableAllTopicList=false\n" + text)
 
 
-def test_an_option_that_cannot_be_saved_stays():
+def test_an_option_that_cannot_be_saved_keeps_its_value():
     table = OptionTable(failing)
 
     with pytest.raises(WriteFailed):
@@ -178,7 +178,7 @@ def compressed(*topics, tail=NO_FILTER_SERVERS):
     return zlib.compress(b"".join(parts) + b"".join(map(piece, topics)) + tail)
 
 
-def test_a_4_9_body_is_read():
+def test_a_registration_body_of_rocketmq_4_9_is_read():
     body = (
         b'{"filterServerList":[],"topicConfigSerializeWrapper":{"dataVersion":{"counter":3,'
         b'"timestamp":7},"topicConfigTable":{"T":{"order":false,"perm":6,"readQueueNums":8,'
@@ -190,7 +190,7 @@ def test_a_4_9_body_is_read():
     assert found.topic_config_table["T"].write_queue_nums == 4
 
 
-def test_a_5_x_body_is_read():
+def test_a_registration_body_of_rocketmq_5_is_read():
     body = (
         b'{"filterServerList":null,"topicConfigSerializeWrapper":{"dataVersion":{"counter":3,'
         b'"stateVersion":1,"timestamp":7},"mappingDataVersion":{"counter":0},'
@@ -204,11 +204,11 @@ def test_a_5_x_body_is_read():
     assert list(found.topic_config_table) == ["T"]
 
 
-def test_no_body_means_no_topics():
+def test_a_registration_without_a_body_has_no_topics():
     assert read_registration(registration(), b"") == TopicConfigs()
 
 
-def test_a_compressed_body_is_read():
+def test_a_compressed_registration_body_is_read():
     found = read_registration(
         registration(compressed=True), compressed("T 8 4 6 SINGLE_TAG", "U 1 1 4 MULTI_TAG")
     )
@@ -219,8 +219,8 @@ def test_a_compressed_body_is_read():
     assert found.topic_config_table["U"].topic_filter_type == "MULTI_TAG"
 
 
-def test_a_sixth_part_and_mappings_are_passed_over():
-    """5.x writes a topic's attributes behind the five parts of 4.9, and more behind all topics."""
+def test_topic_attributes_and_mappings_of_rocketmq_5_are_ignored():
+    """5.x writes topic attributes after the five parts of 4.9, and mappings after all topics."""
     body = compressed(
         'T 8 4 6 SINGLE_TAG {"a": "b c"}', tail=piece("[]") + b"\0\0\0\1" + piece("{}")
     )
@@ -244,7 +244,7 @@ def test_a_sixth_part_and_mappings_are_passed_over():
         zlib.compress(bytes(20_000_000)),
     ],
 )
-def test_a_compressed_body_that_is_none_is_refused(body):
+def test_a_malformed_compressed_body_is_refused(body):
     with pytest.raises(RemoteProtocolError):
         read_registration(registration(compressed=True), body)
 
@@ -261,5 +261,5 @@ def test_a_checksum_is_compared_without_its_highest_bit():
         read_registration(registration(body_crc32=1), body)
 
 
-def test_a_checksum_of_0_is_none():
+def test_a_checksum_of_0_is_not_checked():
     assert read_registration(registration(body_crc32=0), b"{}") == TopicConfigs()

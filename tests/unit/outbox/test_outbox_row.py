@@ -1,4 +1,4 @@
-"""A message as a row, and back: everything that can be sent comes out as it went in."""
+"""A message as a row, and back: everything that can be sent is restored unchanged."""
 
 from types import SimpleNamespace
 
@@ -34,7 +34,7 @@ def row(message, lane=None, fresh_id=FRESH):
 
 
 @given(MESSAGES, st.none() | WORD)
-def test_what_goes_in_comes_out(message, lane):
+def test_a_message_packed_into_a_row_is_unpacked_unchanged(message, lane):
     try:
         found = pack(message, lane, FRESH)
     except TxmqError:
@@ -49,7 +49,7 @@ def test_what_goes_in_comes_out(message, lane):
 
 
 @given(MESSAGES)
-def test_what_a_producer_refuses_is_refused(message):
+def test_a_message_that_a_producer_refuses_is_refused(message):
     try:
         sealed(message, FRESH)
     except TxmqError as problem:
@@ -57,23 +57,23 @@ def test_what_a_producer_refuses_is_refused(message):
             pack(message, None, FRESH)
 
 
-def test_a_message_keeps_the_id_it_brings():
+def test_a_message_with_an_id_keeps_it():
     message = Message(topic="t", body=b"x", properties={properties.UNIQUE_KEY: "mine"})
 
     assert row(message)["message_id"] == "mine"
 
 
-def test_a_message_that_waits_for_no_disk_is_sent_as_one():
+def test_wait_stored_survives_the_outbox():
     found = row(Message(topic="t", body=b"x", wait_stored=False))
     back = unpack(SimpleNamespace(**found, body=b"x"))
     assert properties.find(sealed(back, "ID").properties, "WAIT") == "false"
 
 
-def test_no_properties_are_few():
+def test_properties_of_none_are_stored_as_an_empty_map():
     assert row(Message(topic="t", body=b"x", properties=None))["properties"] == "{}"
 
 
-def test_what_a_relay_adds_must_fit():
+def test_properties_must_leave_room_for_those_that_a_relay_adds():
     room = PROPERTIES_BYTES_MAX - len(f"UNIQ_KEY\x01{FRESH}\x02p\x01\x02")
     fits = Message(topic="t", body=b"x", properties={"p": "x" * (room - 280)})
     too_large = Message(topic="t", body=b"x", properties={"p": "x" * room})
@@ -108,7 +108,7 @@ def test_what_a_relay_adds_must_fit():
         (None, None, LocalProtocolError),
     ],
 )
-def test_what_no_row_can_hold_is_refused(message, lane, problem):
+def test_a_message_or_lane_that_no_row_can_hold_is_refused(message, lane, problem):
     with pytest.raises(problem):
         row(message, lane)
 

@@ -1,4 +1,4 @@
-"""A relay's access to its outbox: what a relay that leaves does about a beat that still runs."""
+"""A relay's access to its outbox: a relay that leaves while a beat still runs."""
 
 import asyncio
 import threading
@@ -30,9 +30,7 @@ class GatedAdapter:
         return await self._adapter.open()
 
 
-def test_a_relay_that_leaves_releases_what_a_cancelled_beat_takes_in_its_thread(
-    tmp_path, monkeypatch
-):
+def test_a_relay_that_leaves_releases_slots_taken_by_a_cancelled_beat(tmp_path, monkeypatch):
     outbox = Outbox()
     engine = create_engine(f"sqlite:///{tmp_path}/shop.db", poolclass=NullPool)
     with engine.begin() as connection:
@@ -53,7 +51,7 @@ def test_a_relay_that_leaves_releases_what_a_cancelled_beat_takes_in_its_thread(
         monkeypatch.setattr(store, "run", lambda *work: sessions.append(work) or session(*work))
         leaving = asyncio.create_task(store.leave())
         await asyncio.sleep(0)
-        if sessions:  # It has not waited: let it end before the beat takes slots.
+        if sessions:  # It did not wait for the beat: let it end before the beat takes slots.
             await leaving
         adapter.gate.set()
         await leaving

@@ -1,4 +1,4 @@
-"""The tables under the names that were chosen, and the statements that make them."""
+"""The names of the tables, and the statements that create them."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from txmq.errors import ConfigError
 from txmq.outbox import Outbox
 
 
-def test_other_names_are_taken_for_all_of_them():
+def test_a_custom_name_and_schema_apply_to_all_tables():
     outbox = Outbox("box", "bank")
 
     names = [table.fullname for table in outbox.tables("mysql")]
@@ -23,7 +23,7 @@ def test_names_that_need_quotes_are_refused(name):
         Outbox("box", name)
 
 
-def test_each_database_gets_what_it_needs():
+def test_each_database_gets_statements_of_its_own_dialect():
     said = {kind: "\n".join(Outbox().ddl(kind)) for kind in ("postgresql", "mysql", "sqlite")}
 
     assert 'lane TEXT COLLATE "C"' in said["postgresql"]
@@ -36,6 +36,6 @@ def test_each_database_gets_what_it_needs():
     assert Outbox().ddl("mariadb") == Outbox().ddl("mysql")
 
 
-def test_another_dialect_is_refused():
+def test_an_unsupported_dialect_is_refused():
     with pytest.raises(ConfigError, match="oracle"):
         Outbox().ddl("oracle")

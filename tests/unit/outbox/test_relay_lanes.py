@@ -1,4 +1,4 @@
-"""What a relay has at hand, and what of it may go; and the shares of relays."""
+"""The rows that a relay holds, which of them it may send, and how relays share slots."""
 
 import asyncio
 from types import SimpleNamespace
@@ -42,14 +42,14 @@ def ids(batch):
     return None if batch is None else [row.id for row in batch.rows]
 
 
-def test_a_row_that_was_committed_late_goes_before_what_follows_it_in_its_lane():
+def test_a_row_committed_late_is_sent_before_later_rows_of_its_lane():
     model = Relaying()
     late = model.begin("a", ["T"])
     model.transact(None, ["T"])
     model.look(reason=False, deletes=False)
     assert [row.id for row in model.take()] == [2]
 
-    # The sweeps have just been here, and see nothing of this.
+    # The sweeps have just passed these rows, and do not see them.
     model.end(late, True)
     model.transact("a", ["T"])
     model.look(reason=False, deletes=False)
@@ -72,7 +72,7 @@ def test_a_row_deleted_during_a_read_is_not_new():
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-def test_behind_many_rows_of_a_topic_in_trouble_others_are_found(is_late):
+def test_rows_behind_many_rows_of_a_failing_topic_are_found(is_late):
     model = Relaying()
     model.transact(None, ["T"] * 30)
     hidden = model.begin(None, ["U"])
@@ -80,7 +80,7 @@ def test_behind_many_rows_of_a_topic_in_trouble_others_are_found(is_late):
     model.lanes.pause("T", model.clock.now + 600)
     if not is_late:
         model.end(hidden, True)
-    # As long as there is something it goes on without a pause.
+    # It goes on without a pause while it finds rows.
     while drive(model.reader.look(has_reason=False)):
         pass
     if is_late:
@@ -108,7 +108,7 @@ def test_the_rows_of_a_lane_wait_for_those_before_them():
     assert ids(at_hand.take(0.0)) == [2, 3]
 
 
-def test_several_lanes_travel_together_and_a_row_alone_by_itself():
+def test_several_lanes_share_a_batch_and_a_row_marked_alone_has_its_own():
     at_hand = lanes()
     at_hand.add(rows(1, 4, lane="a") + rows(2, 5, lane="b") + rows(3, lane="c"), 0, 0.0)
     at_hand.add(rows(6, 7, 8, alone=(7,)), 0, 0.0)
@@ -119,7 +119,7 @@ def test_several_lanes_travel_together_and_a_row_alone_by_itself():
     assert ids(at_hand.take(0.0)) == [8]
 
 
-def test_a_row_that_no_broker_takes_keeps_its_lane_waiting_and_no_other():
+def test_a_refused_row_blocks_only_its_own_lane():
     at_hand = lanes()
     at_hand.add(rows(1, 2, lane="a", alone=(1,)) + rows(3, lane="b"), 0, 0.0)
     refused = at_hand.take(0.0).rows
@@ -135,7 +135,7 @@ def test_a_row_that_no_broker_takes_keeps_its_lane_waiting_and_no_other():
     assert ids(at_hand.take(60.0)) == [2]
 
 
-def test_a_lane_has_no_more_room_than_its_share_and_is_fetched_later():
+def test_a_lane_above_its_share_of_rows_is_fetched_later():
     at_hand = lanes(lane_rows_max=2)
     at_hand.add(rows(1, 2, 3, 4, lane="a"), 0, 0.0)
     batch = at_hand.take(0.0)
@@ -150,13 +150,13 @@ def test_a_lane_has_no_more_room_than_its_share_and_is_fetched_later():
     assert ids(at_hand.take(0.0)) == [3, 4]
 
 
-def test_rows_of_a_lane_that_come_back_one_by_one_do_not_overtake_each_other():
+def test_rows_of_a_lane_given_back_one_by_one_keep_their_order():
     at_hand = lanes(rows_max=8)
     at_hand.add(rows(1, 2, lane="a"), 0, 0.0)
     first = at_hand.take(0.0)
     at_hand.add(rows(3, 4, 5), 0, 0.0)
     at_hand.take(0.0)
-    at_hand.pause("T", 5.0)  # It has its share of the room until one of them is gone.
+    at_hand.pause("T", 5.0)  # It keeps its share of the room until one of the rows is gone.
 
     for row in first.rows:
         at_hand.give_back([row])
@@ -169,7 +169,7 @@ def test_rows_of_a_lane_that_come_back_one_by_one_do_not_overtake_each_other():
     assert ids(at_hand.take(10.0)) == [1, 2]
 
 
-def test_a_topic_in_trouble_leaves_room_for_others():
+def test_a_failing_topic_leaves_room_for_others():
     at_hand = lanes(rows_max=10)
     at_hand.pause("T", 5.0)
     at_hand.add(rows(*range(1, 10)), 0, 0.0)
@@ -181,7 +181,7 @@ def test_a_topic_in_trouble_leaves_room_for_others():
     assert ids(at_hand.take(5.0)) == [1, 2, 3, 4, 5]
 
 
-def test_slots_that_are_lost_leave_nothing_behind_and_what_flies_is_not_waited_for():
+def test_lost_slots_drop_their_rows_without_waiting_for_those_in_flight():
     at_hand = lanes()
     at_hand.add(rows(1, lane="a", slot=1) + rows(2, slot=1) + rows(3, slot=2), 0, 0.0)
     first = at_hand.take(0.0)
@@ -197,8 +197,8 @@ def test_slots_that_are_lost_leave_nothing_behind_and_what_flies_is_not_waited_f
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6))
-def test_relays_that_come_and_go_end_up_with_all_slots_and_fair_shares(crowd):
-    """Each renews in turn, as many of them as there are just then."""
+def test_relays_that_join_and_leave_share_all_slots_fairly(crowd):
+    """All relays of the moment renew in turn."""
     owner = dict.fromkeys(range(SLOTS))
     relays = []
     now = 0.0
@@ -232,7 +232,7 @@ def beat(relay, owner, living, now):
     assert not relay.are_safe(now + 10.0)
 
 
-def test_the_cause_of_a_failed_send():
+def test_errors_of_sends_are_classified_by_their_cause():
     assert classify(LimitExceeded("size", 1, 2)) is SendFailure.MESSAGE
     assert classify(MessageIllegal()) is SendFailure.MESSAGE
     assert classify(TopicNotFound()) is SendFailure.TOPIC
@@ -245,7 +245,7 @@ def test_the_cause_of_a_failed_send():
 
 @pytest.mark.parametrize("replicas", [[], [1], [0, 1]])
 @pytest.mark.parametrize("lane", [None, "a"])
-def test_a_topic_is_not_missing_while_name_servers_know_of_no_leader(lane, replicas):
+def test_a_topic_counts_as_missing_only_while_its_cluster_has_a_leader(lane, replicas):
     async def refuse(*_):
         raise TopicNotFound
 
@@ -291,7 +291,7 @@ def _answering(answer):
 
 
 @pytest.mark.parametrize("lane", [None, "a"])
-def test_a_topic_that_gets_into_trouble_gives_room_back(lane):
+def test_a_topic_that_begins_to_fail_gives_room_back(lane):
     at_hand = lanes(rows_max=10, batch_rows=2)
     for row_id in range(1, 11):
         at_hand.add(rows(row_id, lane=lane and f"{lane}{row_id}"), 0, 0.0)
@@ -308,7 +308,7 @@ def test_a_topic_that_gets_into_trouble_gives_room_back(lane):
     assert len(at_hand) == 5, "each topic in trouble has a row, and all of them one share"
 
 
-def test_large_bodies_of_a_topic_in_trouble_leave_room_for_others():
+def test_large_bodies_of_a_failing_topic_leave_room_for_others():
     at_hand = lanes(bytes_max=100)
     at_hand.add(rows(*range(1, 10)), 0, 0.0)
     at_hand.pause("T", 5.0)

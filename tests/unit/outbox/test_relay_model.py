@@ -1,7 +1,7 @@
-"""Whatever commits when, and whatever becomes of sends: lanes keep their order, and all is sent.
+"""In any order of commits, and with failing sends, lanes keep their order and every row is sent.
 
-The database is a model: ids are given before commits are made, writers of one lane wait for each
-other, and a read sees what was committed when it began, also if something is deleted meanwhile.
+The database is a model: ids are assigned before commits, writers of one lane wait for each other,
+and a read sees the rows committed when it began, even if some are deleted while it runs.
 """
 
 from dataclasses import dataclass
@@ -225,7 +225,7 @@ class Relaying(RuleBasedStateMachine):
 
     @rule(reason=st.booleans())
     def wake(self, reason):
-        """What rested has rested long enough."""
+        """The rows at rest have rested long enough."""
         self.clock.now += 70
         self.look(reason, False)
 
@@ -236,7 +236,7 @@ class Relaying(RuleBasedStateMachine):
             return
         self.is_disturbed = True
         if kind == "lost":
-            # Some are lost and come back; what is in flight meanwhile is not waited for.
+            # Some slots are lost and come back, without waiting for rows in flight.
             self.take_slots({0, 1, 2} - {SLOTS[lane]})
             self.take_slots({0, 1, 2})
         else:
@@ -257,7 +257,7 @@ class Relaying(RuleBasedStateMachine):
         assert len(self.lanes) <= 8 + len(self.flying)
 
     def teardown(self):
-        """In the end everything is sent that is committed."""
+        """In the end every committed row is sent."""
         for load in list(self.flying):
             self.flying.remove(load)
             if self.lanes.is_ours(load):

@@ -9,25 +9,25 @@ from txmq_broker.config import BrokerSettings, ReplicationSettings
 from txmq_broker.processes.layout import BROKERS_MAX, settings_of_brokers
 
 
-def test_names_ports_and_directories_count_on_from_the_first():
+def test_names_ports_and_directories_are_numbered_from_the_first():
     shared = BrokerSettings(
         name="orders-a", data="/d", listen="[::1]:20000", advertise="192.0.2.1:30000"
     )
 
-    found = settings_of_brokers(shared, 3)
+    brokers = settings_of_brokers(shared, 3)
 
-    assert [(broker.name, broker.data, broker.listen, broker.advertise) for broker in found] == [
+    assert [(broker.name, broker.data, broker.listen, broker.advertise) for broker in brokers] == [
         ("orders-a", "/d/orders-a", "[::1]:20000", "192.0.2.1:30000"),
         ("orders-b", "/d/orders-b", "[::1]:20010", "192.0.2.1:30010"),
         ("orders-c", "/d/orders-c", "[::1]:20020", "192.0.2.1:30020"),
     ]
 
 
-def test_the_system_chooses_all_ports_or_none():
-    found = settings_of_brokers(BrokerSettings(listen="127.0.0.1:0"), BROKERS_MAX)
+def test_with_port_0_the_system_chooses_the_ports_of_all_brokers():
+    brokers = settings_of_brokers(BrokerSettings(listen="127.0.0.1:0"), BROKERS_MAX)
 
-    assert {broker.listen for broker in found} == {"127.0.0.1:0"}
-    assert found[-1].name == "broker-z"
+    assert {broker.listen for broker in brokers} == {"127.0.0.1:0"}
+    assert brokers[-1].name == "broker-z"
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_the_system_chooses_all_ports_or_none():
         (BrokerSettings(replication=ReplicationSettings(address="h:1")), 2, "replication.address"),
     ],
 )
-def test_what_several_brokers_cannot_share_is_refused(settings, count, text):
+def test_settings_that_several_brokers_cannot_share_are_refused(settings, count, text):
     with pytest.raises(ConfigError, match=text):
         settings_of_brokers(settings, count)
 

@@ -16,7 +16,7 @@ def text_of(count):
     return generate_latest(registry).decode()
 
 
-def test_each_sample_names_its_broker_and_each_metric_has_one_head():
+def test_merged_samples_name_their_broker_and_each_metric_has_one_head():
     states = [BrokerProcessState("a", True, 0), BrokerProcessState("b", False, 2)]
     own = "# HELP own Own.\n# TYPE own gauge\nown 5.0\n"
 

@@ -29,9 +29,9 @@ def topics(names, counter=1):
     return SimpleNamespace(saved=lambda: saved)
 
 
-def sent(identity, found):
+def sent(identity, saved_topics):
     """The notices as the supervisor reads them; none is longer than a line."""
-    lines = [msgspec.json.encode(notice) for notice in registration_notices(identity, found)]
+    lines = [msgspec.json.encode(notice) for notice in registration_notices(identity, saved_topics)]
     assert max(map(len, lines)) < LINE_BYTES_MAX - 1000
     return [DECODE_NOTICE.decode(line) for line in lines]
 
@@ -42,27 +42,27 @@ def brokers_of(names, topic):
 
 def test_a_large_registration_takes_effect_with_its_last_part():
     names = OwnNames(BrokerSettings(data="unused"), SystemClock())
-    many = [f"{number:0>127}" for number in range(2 * TOPICS_AT_ONCE + 1)]
+    topic_names = [f"{number:0>127}" for number in range(2 * TOPICS_AT_ONCE + 1)]
 
-    *first, last = sent(broker("broker-a", 1), topics(many))
+    *first, last = sent(broker("broker-a", 1), topics(topic_names))
     for notice in first:
         names.register(1, notice)
     with pytest.raises(TopicNotFound):
-        brokers_of(names, many[0])
+        brokers_of(names, topic_names[0])
     names.register(1, last)
-    names.register(2, *sent(broker("broker-b", 2), topics(["T", many[0]])))
+    names.register(2, *sent(broker("broker-b", 2), topics(["T", topic_names[0]])))
 
     assert len(first) == 2
-    assert brokers_of(names, many[0]) == ["broker-a", "broker-b"]
-    assert brokers_of(names, many[-1]) == ["broker-a"]
+    assert brokers_of(names, topic_names[0]) == ["broker-a", "broker-b"]
+    assert brokers_of(names, topic_names[-1]) == ["broker-a"]
 
 
-def test_a_dead_broker_loses_its_routes_and_what_it_began_to_register():
+def test_a_dead_broker_loses_its_routes_and_its_unfinished_registration():
     names = OwnNames(BrokerSettings(data="unused"), SystemClock())
     names.register(1, *sent(broker("broker-a", 1), topics(["T"])))
     names.register(2, *sent(broker("broker-b", 2), topics(["T"])))
-    many = topics([f"Lost{number}" for number in range(TOPICS_AT_ONCE + 1)], counter=2)
-    names.register(1, sent(broker("broker-a", 1), many)[0])
+    large = topics([f"Lost{number}" for number in range(TOPICS_AT_ONCE + 1)], counter=2)
+    names.register(1, sent(broker("broker-a", 1), large)[0])
 
     names.unregister(1)
     assert brokers_of(names, "T") == ["broker-b"]
@@ -73,7 +73,7 @@ def test_a_dead_broker_loses_its_routes_and_what_it_began_to_register():
         brokers_of(names, "Lost0")
 
 
-def test_a_broker_without_topics_registers_too():
+def test_a_broker_without_topics_registers():
     names = OwnNames(BrokerSettings(data="unused"), SystemClock())
 
     names.register(1, *sent(broker("broker-a", 1), topics([])))

@@ -1,4 +1,4 @@
-"""The answers of txmq.protocol.templates are written by hand; they say what the slow way says."""
+"""The templates of txmq.protocol.templates give the same answers as the codec."""
 
 import pytest
 
@@ -33,7 +33,9 @@ def said(command):
 @pytest.mark.parametrize("kind", [JSON, BINARY])
 @pytest.mark.parametrize("transaction_id", ODD_TEXTS)
 @pytest.mark.parametrize(("opaque", "offset"), [(0, 0), (-1, LARGE), (2**31 - 1, 1)])
-def test_the_answer_to_a_send_is_what_the_slow_way_writes(kind, transaction_id, opaque, offset):
+def test_the_template_for_the_answer_to_a_send_equals_the_codec(
+    kind, transaction_id, opaque, offset
+):
     to = Command(code=310, opaque=opaque, kind=kind)
 
     found = received(sent(to, OFFSET_ID.encode(), 3, offset, transaction_id))
@@ -52,7 +54,7 @@ def test_the_answer_to_a_send_is_what_the_slow_way_writes(kind, transaction_id, 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
 @pytest.mark.parametrize("opaque", [0, -1, 2**31 - 1, -(2**31)])
-def test_the_answer_that_all_is_well_is_what_the_slow_way_writes(kind, opaque):
+def test_the_template_for_an_empty_answer_equals_the_codec(kind, opaque):
     to = Command(code=37, opaque=opaque, kind=kind)
 
     assert said(received(done(to))) == said(received(answer(to)))
@@ -62,7 +64,7 @@ def test_the_answer_that_all_is_well_is_what_the_slow_way_writes(kind, opaque):
 @pytest.mark.parametrize("code", [0, 19, 20, 21])
 @pytest.mark.parametrize("remark", [text for text in ODD_TEXTS if text])
 @pytest.mark.parametrize("records", [[], [b"one"], [b"one", b"", b"two"]])
-def test_the_answer_to_a_pull_is_what_the_slow_way_writes(kind, code, remark, records):
+def test_the_template_for_the_answer_to_a_pull_equals_the_codec(kind, code, remark, records):
     to = Command(code=11, opaque=-7, kind=kind)
 
     found = received(pulled(to, code, (5, 0, LARGE), remark, records))
@@ -79,7 +81,7 @@ def test_a_batch_is_answered_with_all_its_ids():
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
-def test_what_is_sent_for_later_is_answered_with_what_it_is_recalled_by(kind):
+def test_the_answer_to_a_delayed_send_has_a_recall_handle(kind):
     to = Command(code=310, opaque=7, kind=kind)
 
     found = received(sent_delayed(to, OFFSET_ID.encode(), 3, 9, "AC11", "djEgVA=="))

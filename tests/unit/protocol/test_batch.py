@@ -18,12 +18,12 @@ SECOND = bytes.fromhex("00000016 00000000 00000000 00000000 00000000 0000")
 ITEMS = [(-1, b"hello", "a\x01b\x02"), (0, b"", "")]
 
 
-def test_messages_follow_one_another_in_the_layout_of_the_protocol():
+def test_messages_of_a_batch_are_encoded_in_the_layout_of_the_protocol():
     assert pack(ITEMS) == FIRST + SECOND
     assert unpack(FIRST + SECOND) == ITEMS
 
 
-def test_magic_and_checksum_of_a_message_are_not_looked_at():
+def test_magic_and_checksum_of_a_message_are_not_checked():
     odd = FIRST[:4] + bytes.fromhex("daa320a7 12345678") + FIRST[12:]
 
     assert unpack(odd) == ITEMS[:1]
@@ -56,7 +56,7 @@ def test_a_batch_cut_anywhere_but_between_messages_is_refused():
         pytest.param(FIRST[:-1] + b"\xff", id="properties-not-utf-8"),
     ],
 )
-def test_lengths_that_do_not_fit_are_refused_without_room_for_them(broken):
+def test_invalid_lengths_are_refused_without_allocating_memory_for_them(broken):
     tracemalloc.start()
 
     with pytest.raises(RemoteProtocolError):
@@ -88,6 +88,6 @@ def test_the_longest_properties_can_be_written():
         pytest.param((2**31, b"", ""), id="flag"),
     ],
 )
-def test_what_a_batch_cannot_hold_is_our_own_fault(item):
+def test_an_item_that_a_batch_cannot_hold_is_a_local_protocol_error(item):
     with pytest.raises(LocalProtocolError):
         pack([item])

@@ -42,7 +42,7 @@ HEARTBEAT = b"""
 
 
 def test_a_heartbeat_as_java_writes_it_is_read():
-    """The last two members are RocketMQ 5's."""
+    """The last two members are of RocketMQ 5."""
     assert Heartbeat.read(HEARTBEAT) == Heartbeat(
         client_id="10.0.0.5@1234#98765",
         producer_data_set=[ProducerRegistration("PG")],
@@ -57,8 +57,8 @@ def test_a_heartbeat_as_java_writes_it_is_read():
     )
 
 
-def test_a_heartbeat_is_written_with_empty_lists_where_nothing_is():
-    """A Java server takes null there for a fault."""
+def test_a_heartbeat_is_written_with_empty_lists_instead_of_null():
+    """A Java server treats null there as an error."""
     assert Heartbeat("c", consumer_data_set=[ConsumerRegistration("G")]).write() == (
         b'{"clientID":"c","producerDataSet":[],"consumerDataSet":[{"groupName":"G",'
         b'"consumeType":"CONSUME_PASSIVELY","messageModel":"CLUSTERING",'
@@ -67,7 +67,7 @@ def test_a_heartbeat_is_written_with_empty_lists_where_nothing_is():
     )
 
 
-def test_what_a_heartbeat_leaves_null_counts_as_not_given():
+def test_null_members_of_a_heartbeat_take_their_defaults():
     found = Heartbeat.read(
         b'{"clientID":"c","consumerDataSet":[{"groupName":"G","consumeFromWhere":null,'
         b'"subscriptionDataSet":[{"topic":"T","tagsSet":null,"codeSet":null}]}],'
@@ -115,7 +115,7 @@ def test_a_route_is_written_without_white_space_and_with_quoted_broker_numbers()
     )
 
 
-def test_an_order_configuration_is_written_only_where_there_is_one():
+def test_an_order_configuration_is_written_only_if_there_is_one():
     assert TopicRoute([], [], order_topic_conf="b:4").write() == (
         b'{"queueDatas":[],"brokerDatas":[],"filterServerTable":{},"orderTopicConf":"b:4"}'
     )
@@ -125,12 +125,12 @@ def test_an_order_configuration_is_written_only_where_there_is_one():
     )
 
 
-def test_a_list_of_topics_may_name_a_broker():
+def test_a_list_of_topics_can_name_a_broker():
     assert TopicNames(["a"]).write() == b'{"topicList":["a"]}'
     assert TopicNames(["a"], "h:1").write() == b'{"topicList":["a"],"brokerAddr":"h:1"}'
 
 
-def test_a_cluster_view_is_read_in_the_dialect():
+def test_a_cluster_view_is_read_in_the_json_dialect_of_java():
     text = (
         b'{"brokerAddrTable":{"broker-a":{"brokerAddrs":{0:"h:1"},"brokerName":"broker-a",'
         b'"cluster":"C"}},"clusterAddrTable":{"C":["broker-a"]}}'
@@ -141,7 +141,7 @@ def test_a_cluster_view_is_read_in_the_dialect():
     )
 
 
-def test_a_registration_is_read_with_and_without_what_release_5_adds():
+def test_a_registration_is_read_with_and_without_members_of_rocketmq_5():
     old = (
         b'{"filterServerList":[],"topicConfigSerializeWrapper":{"dataVersion":{"counter":3,'
         b'"timestamp":1700000000000},"topicConfigTable":{"T":{"order":false,"perm":6,'
@@ -165,7 +165,7 @@ def test_offsets_of_groups_are_read_with_bare_queue_numbers():
     )
 
 
-def test_a_group_s_settings_have_the_stock_values_where_none_are_given():
+def test_omitted_settings_of_a_group_have_the_stock_values():
     assert GroupConfig.read(b'{"groupName":"G"}').write() == (
         b'{"groupName":"G","consumeEnable":true,"consumeFromMinEnable":true,'
         b'"consumeBroadcastEnable":true,"retryQueueNums":1,"retryMaxTimes":16,"brokerId":0,'
@@ -173,7 +173,7 @@ def test_a_group_s_settings_have_the_stock_values_where_none_are_given():
     )
 
 
-def test_queues_to_lock_and_queues_locked():
+def test_requests_and_answers_for_locks_are_read_and_written():
     queue = MessageQueue("b", 0, "T")
 
     assert LockRequest.read(
@@ -186,7 +186,7 @@ def test_queues_to_lock_and_queues_locked():
     assert LockedQueues([]).write() == b'{"lockOKMQSet":[]}'
 
 
-def test_consumers_are_listed():
+def test_a_list_of_consumer_ids_is_written():
     assert ConsumerIds(["a", "b"]).write() == b'{"consumerIdList":["a","b"]}'
 
 
@@ -209,13 +209,13 @@ def test_consumers_are_listed():
         pytest.param(b'{clientID:"c",{a:1}:2}', id="object-as-key"),
     ],
 )
-def test_what_is_no_such_body_is_refused(text):
+def test_a_malformed_body_is_refused(text):
     with pytest.raises(RemoteProtocolError):
         Heartbeat.read(text)
 
 
 @pytest.mark.parametrize("kind", [Heartbeat, LockRequest, SubscriptionCheck])
-def test_a_body_that_any_client_may_send_is_refused_unread_beyond_its_limit(kind):
+def test_a_body_above_the_size_limit_is_refused_unread(kind):
     padding = b" " * 2 * 1024 * 1024
     text = b'{"clientID":"c","clientId":"c","consumerGroup":"G","group":"G",'
     text += b'"subscriptionData":{"topic":"T"}}'
@@ -243,14 +243,14 @@ def test_a_map_by_queue_is_read_as_it_is_written():
     )
 
 
-def test_a_map_by_queue_may_be_one_member_of_a_body():
+def test_a_map_by_queue_can_be_one_member_of_a_body():
     text = with_queue_map("offsetTable", QUEUES, {"consumeTps": 1.5})
 
     assert text == b'{"consumeTps":1.5,"offsetTable":' + queue_map(QUEUES) + b"}"
     assert with_queue_map("offsetTable", {}) == b'{"offsetTable":{}}'
 
 
-def test_a_map_by_queue_may_hold_bodies():
+def test_a_map_by_queue_can_hold_bodies():
     text = (
         b'{"consumeTps":0.0,"offsetTable":{{"topic":"T","queueId":0,"brokerName":"b"}:'
         b'{"brokerOffset":5,"consumerOffset":3,"lastTimestamp":7,"pullOffset":4}}}'
@@ -261,8 +261,8 @@ def test_a_map_by_queue_may_hold_bodies():
     assert found == {MessageQueue("b", 0, "T"): OffsetPair(5, 3, 7, 4)}
 
 
-def test_a_map_by_queue_is_read_with_keys_as_texts_too():
-    """So strict libraries write it."""
+def test_a_map_by_queue_is_read_with_string_keys():
+    """Strict JSON libraries write it this way."""
     text = b'{"m":{"{\\"brokerName\\":\\"b\\",\\"queueId\\":0,\\"topic\\":\\"T\\"}":12}}'
 
     assert read_queue_map(text, "m", int) == {MessageQueue("b", 0, "T"): 12}
@@ -286,7 +286,7 @@ def test_a_map_by_queue_is_read_with_keys_as_texts_too():
         b'{"m":{{"brokerName":"b","queueId":0,"topic":"T"}:"x"}}',
     ],
 )
-def test_what_is_no_map_by_queue_is_refused(text):
+def test_a_malformed_map_by_queue_is_refused(text):
     with pytest.raises(RemoteProtocolError):
         read_queue_map(text, "m", int)
 
@@ -300,7 +300,7 @@ def test_statistics_of_a_topic_are_a_map_by_queue():
     assert list(read_queue_map(text, "offsetTable", QueueStats).values()) == [QueueStats(1, 2, 9)]
 
 
-def test_connections_of_a_group():
+def test_connections_of_a_group_are_read_and_written():
     text = (
         b'{"connectionSet":[{"clientAddr":"1.2.3.4:5","clientId":"c","language":"JAVA",'
         b'"version":409}],"consumeFromWhere":"CONSUME_FROM_LAST_OFFSET",'

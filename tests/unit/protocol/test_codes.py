@@ -56,7 +56,7 @@ LANGUAGE_CODES = (
 
 def numbered(text):
     return {
-        int(number): name for number, name in (each.split() for each in text.strip().split(","))
+        int(number): name for number, name in (entry.split() for entry in text.strip().split(","))
     }
 
 
@@ -65,7 +65,7 @@ def test_every_request_code_has_the_number_the_protocol_gives_it():
     assert max(numbered(REQUESTS)) < min(numbered(OURS)) <= max(numbered(OURS)) < 2**15
 
 
-def test_a_language_stands_at_the_place_of_its_number():
+def test_languages_are_listed_by_their_numbers():
     assert dict(enumerate(LANGUAGES)) == numbered(LANGUAGE_CODES)
 
 
@@ -85,7 +85,7 @@ def test_a_language_stands_at_the_place_of_its_number():
         (None, "OTHER"),
     ],
 )
-def test_a_language_nobody_knows_is_just_another(written, name):
+def test_an_unknown_language_is_named_other(written, name):
     assert language_name(written) == name
 
 

@@ -1,4 +1,4 @@
-"""Facts of txmq.protocol.command: one header in two written forms, and every client's habits."""
+"""Facts of txmq.protocol.command: one header in two encodings, and the habits of each client."""
 
 import json
 
@@ -72,7 +72,7 @@ def test_a_header_as_go_writes_it_is_read():
 
 
 def test_a_header_as_the_cpp_client_writes_it_is_read():
-    """Numbers for texts, a truth as digit, a line break behind the object."""
+    """It has numbers in place of texts, booleans as digits, and a line break after the object."""
     command = received(
         b'{"code":105,"extFields":{"topic":"T","acceptStandardJsonOnly":"0","queueId":3},"flag":0,'
         b'"language":"CPP","opaque":2,"version":63}\n'
@@ -83,7 +83,7 @@ def test_a_header_as_the_cpp_client_writes_it_is_read():
     assert command.read(QueueHeader) == QueueHeader(topic="T", queue_id=3)
 
 
-def test_a_header_in_the_dialect_is_read():
+def test_a_header_in_the_json_dialect_of_java_is_read():
     command = received(b"{code:'105',opaque:-1,extFields:{topic:'T',queueId:3,},}")
 
     assert (command.code, command.opaque) == (105, -1)
@@ -102,7 +102,7 @@ def test_fields_of_any_plain_kind_become_text():
     ("flag", "is_answer", "is_oneway"),
     [(0, False, False), (1, True, False), (2, False, True), (3, True, True)],
 )
-def test_two_bits_tell_answers_and_oneway_requests(flag, is_answer, is_oneway):
+def test_two_bits_of_the_flag_mark_answers_and_oneway_requests(flag, is_answer, is_oneway):
     command = received({"code": 1, "flag": flag})
 
     assert command.is_answer is is_answer
@@ -110,7 +110,7 @@ def test_two_bits_tell_answers_and_oneway_requests(flag, is_answer, is_oneway):
 
 
 @pytest.mark.parametrize("opaque", [0, -1, 2**31 - 1, -(2**31)])
-def test_any_32_bit_number_may_mark_a_request(opaque):
+def test_the_opaque_of_a_request_can_be_any_32_bit_number(opaque):
     assert received({"code": 1, "opaque": opaque}).opaque == opaque
     assert sent(answer(received({"code": 1, "opaque": opaque})))[1].count(
         f'"opaque":{opaque},'.encode()
@@ -118,7 +118,7 @@ def test_any_32_bit_number_may_mark_a_request(opaque):
 
 
 @pytest.mark.parametrize("language", ["NODEJS", "", 99, None])
-def test_an_unknown_language_is_no_fault(language):
+def test_an_unknown_language_is_accepted(language):
     assert received({"code": 1, "language": language}).client_language == "OTHER"
 
 
@@ -140,7 +140,7 @@ def test_a_header_without_fields_is_read(header):
     assert command.field_map() == {}
 
 
-def test_names_we_use_ourselves_mean_nothing_in_a_header():
+def test_internal_attribute_names_have_no_meaning_in_a_header():
     """A peer must not set our own attributes by writing them into its header."""
     strict = received(
         b'{"code":1,"kind":1,"body":"aGk=","fields":{"topic":"evil"},"ext":{"topic":"evil"},'
@@ -163,7 +163,7 @@ def test_names_we_use_ourselves_mean_nothing_in_a_header():
 @pytest.mark.parametrize(
     "ours", [b'"kind":1', b'"kind":0', b'"fields":{"a":"evil"}', b'"fields":null']
 )
-def test_names_we_use_ourselves_mean_nothing_in_the_most_frequent_requests(ours):
+def test_internal_attribute_names_have_no_meaning_in_an_end_transaction(ours):
     fields = (
         b'"producerGroup":"P","tranStateTableOffset":"1","commitLogOffset":"2",'
         b'"commitOrRollback":"8"'
@@ -185,14 +185,14 @@ def test_of_two_fields_with_one_name_the_last_one_counts():
     assert command.field_map() == {"topic": "c"}
 
 
-def test_unknown_fields_are_left_alone():
+def test_unknown_fields_are_ignored():
     fields = {"topic": "T", "bname": "b", "ns": "n", "lo": True, "AccessKey": "k"}
     command = received({"code": 105, "extFields": fields})
 
     assert command.read(TopicHeader) == TopicHeader("T")
 
 
-def test_fields_can_be_read_in_one_shape_after_another():
+def test_fields_can_be_read_as_several_header_types():
     command = received({"code": 1, "extFields": {"topic": "T", "queueId": 5}})
 
     assert command.read(QueueHeader) == QueueHeader("T", 5)
@@ -202,8 +202,8 @@ def test_fields_can_be_read_in_one_shape_after_another():
 SEND = dict.fromkeys("abc", "x") | dict.fromkeys("defgh", "1")
 
 
-def test_a_send_is_read_in_one_go_and_says_the_same():
-    """Its fields are read together with the rest, as long as the code comes first."""
+def test_a_send_is_read_alike_on_the_fast_and_the_slow_path():
+    """Its fields are read together with the rest if the code comes first."""
     fast = received({"code": 310, "opaque": 5, "extFields": SEND | {"bname": "b"}}, b"body")
     slow = received({"opaque": 5, "code": 310, "extFields": SEND | {"bname": "b"}}, b"body")
 
@@ -214,14 +214,14 @@ def test_a_send_is_read_in_one_go_and_says_the_same():
     assert slow.field_map() == SEND | {"bname": "b"}
 
 
-def test_a_send_can_be_read_in_another_shape_or_is_refused():
+def test_a_send_read_as_another_header_type_is_refused():
     command = received({"code": 310, "extFields": SEND})
 
     with pytest.raises(RemoteProtocolError, match="TopicHeader"):
         command.read(TopicHeader)
 
 
-def test_a_send_whose_code_is_given_twice_is_what_the_last_one_says():
+def test_the_last_code_counts_in_a_send_whose_code_is_given_twice():
     header = b'{"code":310,"extFields":' + json.dumps(SEND | {"topic": "T"}).encode() + b"%b}"
 
     command = received(header % b',"code":105')
@@ -233,7 +233,7 @@ def test_a_send_whose_code_is_given_twice_is_what_the_last_one_says():
 
 @pytest.mark.parametrize("missing", "abcdefgh")
 def test_a_send_without_a_field_is_refused_when_its_fields_are_read(missing):
-    """Not before: the answer needs the mark in the header."""
+    """Not before: the answer needs the opaque of the header."""
     command = received({"code": 310, "opaque": 5, "extFields": dict(SEND, **{missing: None})})
 
     assert command.opaque == 5
@@ -257,7 +257,7 @@ END = {
         {"bname": "b", "anything": "else"},
     ],
 )
-def test_an_end_is_read_in_one_go_and_says_the_same(more):
+def test_an_end_is_read_alike_on_the_fast_and_the_slow_path(more):
     fast = received({"code": 37, "opaque": 5, "extFields": END | more})
     slow = received({"opaque": 5, "code": 37, "extFields": END | more})
 
@@ -278,7 +278,7 @@ def test_an_end_without_a_field_is_refused_when_its_fields_are_read(missing):
 
 
 @pytest.mark.parametrize("number", ["9223372036854775808", "x", "1.5", ""])
-def test_an_end_with_a_number_that_is_none_is_refused_when_its_fields_are_read(number):
+def test_an_end_with_an_invalid_number_is_refused_when_its_fields_are_read(number):
     command = received({"code": 37, "opaque": 5, "extFields": END | {"commitLogOffset": number}})
 
     assert command.opaque == 5
@@ -286,7 +286,7 @@ def test_an_end_with_a_number_that_is_none_is_refused_when_its_fields_are_read(n
         command.read(EndTransaction)
 
 
-def test_an_end_whose_code_is_given_twice_is_what_the_last_one_says():
+def test_the_last_code_counts_in_an_end_whose_code_is_given_twice():
     header = b'{"code":37,"extFields":' + json.dumps(END | {"topic": "T"}).encode() + b"%b}"
 
     command = received(header % b',"code":105')
@@ -324,7 +324,7 @@ DEEP = b"[" * 100_000 + b"]" * 100_000
         pytest.param(b"{code:1,extFields:{a:{}}}", id="field-object"),
     ],
 )
-def test_what_is_no_header_is_refused(header):
+def test_a_malformed_header_is_refused(header):
     with pytest.raises(RemoteProtocolError):
         received(header)
 
@@ -343,7 +343,7 @@ def test_what_is_no_header_is_refused(header):
         b'{"topic":"\\ud800"}',
     ],
 )
-def test_fields_that_do_not_fit_their_shape_are_refused(fields):
+def test_fields_that_do_not_fit_the_header_type_are_refused(fields):
     header = b'{"code":1,"extFields":' + fields + b"}"
 
     with pytest.raises(RemoteProtocolError):
@@ -351,21 +351,21 @@ def test_fields_that_do_not_fit_their_shape_are_refused(fields):
 
 
 @pytest.mark.parametrize("queue", ["x", "", "1.5", "2147483648", "-2147483649", "9" * 5000, "nan"])
-def test_a_number_that_is_none_or_too_large_is_refused(queue):
+def test_an_invalid_or_too_large_number_is_refused(queue):
     command = received({"code": 1, "extFields": {"topic": "T", "queueId": queue}})
 
     with pytest.raises(RemoteProtocolError, match="QueueHeader"):
         command.read(QueueHeader)
 
 
-def test_a_field_may_not_hold_an_endless_number():
+def test_a_field_with_thousands_of_digits_is_refused():
     command = received(b'{"code":1,"extFields":{"topic":' + b"9" * 5000 + b"}}")
 
     with pytest.raises(RemoteProtocolError):
         command.field_map()
 
 
-def test_a_map_of_fields_that_is_none_is_refused():
+def test_fields_that_are_not_a_json_object_are_refused():
     with pytest.raises(RemoteProtocolError, match="is not a JSON object"):
         received(b'{"code":1,"extFields":5}').field_map()
 
@@ -383,7 +383,7 @@ def test_more_fields_than_any_header_has_are_refused():
 
 
 def test_a_long_header_with_numbers_as_fields_is_read():
-    """The C++ client writes numbers. Only the dialect takes long to read, and must be short."""
+    """The C++ client writes numbers. Only the JSON dialect is slow to read, and must be short."""
     padding = "x" * LAX_HEADER_BYTES_MAX
     numbers = received({"code": "34", "extFields": {"a": 1, "i": padding}})
 
@@ -428,17 +428,17 @@ def test_a_request_is_written_in_the_order_of_java_and_without_white_space():
     )
 
 
-def test_a_request_without_fields_says_nothing_of_them():
+def test_a_request_without_fields_is_written_without_ext_fields():
     assert b"extFields" not in sent(encode(34, 0, body=b"{}"))[1]
     assert b"extFields" not in sent(encode(34, 0, {}))[1]
 
 
-def test_a_oneway_request_says_so():
+def test_a_oneway_request_has_the_oneway_flag():
     assert decode(sent(encode(37, 1, flag=ONEWAY))).is_oneway
 
 
-def test_an_answer_carries_the_mark_of_its_request_and_the_answer_bit():
-    """Without the bit the peer takes it for a request and its caller waits in vain."""
+def test_an_answer_has_the_opaque_of_its_request_and_the_answer_bit():
+    """Without the bit the peer treats it as a request, and its caller waits in vain."""
     to = received({"code": 10, "opaque": -2_000_000_000})
 
     command = decode(sent(answer(to, 17, body=b"b", remark="no topic")))
@@ -451,7 +451,7 @@ def test_an_answer_carries_the_mark_of_its_request_and_the_answer_bit():
 
 
 def test_every_field_of_an_answer_is_written_as_text():
-    """Numbers there made the C++ client pull for ever, and Go refuses them."""
+    """Numbers there made the C++ client pull endlessly, and Go refuses them."""
     to = received({"code": 10, "opaque": 1})
 
     part = sent(answer(to, 0, SendAnswer("ID", 3, 42)))
@@ -463,7 +463,7 @@ def test_every_field_of_an_answer_is_written_as_text():
     }
 
 
-def test_an_answer_has_the_form_of_its_request():
+def test_an_answer_is_encoded_like_its_request():
     binary = decode(sent(encode(10, 5, {"topic": "T"}, kind=BINARY)))
 
     part = sent(answer(binary, 0, SendAnswer("ID", 3, 42), remark="ok"))
@@ -485,7 +485,7 @@ def test_a_code_that_binary_headers_cannot_hold_is_written_as_json(code, kind):
     assert decode(part).code == code
 
 
-def test_both_forms_say_the_same():
+def test_json_and_binary_headers_are_read_alike():
     header = PullMessage("g", "T", 1, 2, 3, 4, 5, 6, 7, subscription="a||b")
 
     for kind in (JSON, BINARY):
@@ -496,7 +496,7 @@ def test_both_forms_say_the_same():
         assert command.body == b"x"
 
 
-def test_a_field_that_is_not_given_is_not_written():
+def test_an_omitted_field_is_not_written():
     part = sent(encode(37, 1, EndTransaction("g", 1, 2, 8)))
 
     assert json.loads(part[1])["extFields"] == {
@@ -508,7 +508,7 @@ def test_a_field_that_is_not_given_is_not_written():
     }
 
 
-def test_text_beyond_ascii_is_written_as_it_is():
+def test_text_beyond_ascii_is_written_unescaped():
     part = sent(encode(105, 1, {"topic": "订单"}))
 
     assert "订单".encode() in part[1]
@@ -516,19 +516,19 @@ def test_text_beyond_ascii_is_written_as_it_is():
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
-def test_half_a_character_cannot_be_sent(kind):
+def test_a_lone_surrogate_cannot_be_sent(kind):
     with pytest.raises(LocalProtocolError):
         encode(105, 1, {"topic": "\ud800"}, kind=kind)
     with pytest.raises(LocalProtocolError):
         answer(Command(code=105, kind=kind), 1, remark="\ud800")
 
 
-def test_an_answer_no_peer_would_accept_is_not_written():
+def test_an_answer_above_the_frame_limit_is_refused():
     with pytest.raises(LocalProtocolError):
         answer(received({"code": 11}), body=bytes(16 * 1024 * 1024))
 
 
-def test_a_large_number_survives_both_ways():
+def test_the_largest_number_is_written_and_read_unchanged():
     part = sent(answer(received({"code": 30}), 0, OffsetAnswer(2**63 - 1)))
 
     assert decode(part).read(OffsetAnswer) == OffsetAnswer(2**63 - 1)

@@ -1,4 +1,4 @@
-"""A half message's bytes patched into the message it became, against one written anew."""
+"""A half message patched into its committed message, compared with one packed anew."""
 
 import msgspec
 import pytest
@@ -39,7 +39,7 @@ HALVES = st.builds(
 
 
 def rebuilt(half, queue_offset, position, stored_ms, half_position):
-    """The message field by field, as it would be if nobody minded what that takes."""
+    """The committed message built field by field, the slow way."""
     more = f"REAL_TOPIC\x01{half.topic}\x02REAL_QID\x01{half.queue_id}\x02"
     return msgspec.structs.replace(
         half,
@@ -57,7 +57,7 @@ def rebuilt(half, queue_offset, position, stored_ms, half_position):
 @example(msgspec.structs.replace(HALF, born_host=V6), (1, 2, 3, 4))
 @example(msgspec.structs.replace(HALF, store_host=V6), (1, 2, 3, 4))
 @example(msgspec.structs.replace(HALF, born_host=V6, store_host=V6), (1, 2, 3, 4))
-def test_the_patched_bytes_are_those_of_the_message_written_anew(half, places):
+def test_a_patched_half_message_equals_the_message_packed_anew(half, places):
     data = records.pack(half)
 
     shown = records.committed(data, *places)
@@ -69,7 +69,9 @@ def test_the_patched_bytes_are_those_of_the_message_written_anew(half, places):
 @pytest.mark.parametrize("born_host", [V4, V6])
 @pytest.mark.parametrize("store_host", [V4, V6])
 @pytest.mark.parametrize("text", ["", "a\x01b", "a\x01b\x02"])
-def test_a_committed_message_says_where_it_stands_and_what_it_was(born_host, store_host, text):
+def test_a_committed_message_has_its_new_position_and_its_original_fields(
+    born_host, store_host, text
+):
     half = msgspec.structs.replace(
         HALF, born_host=born_host, store_host=store_host, properties=text, sys_flag=0x304
     )
@@ -86,7 +88,7 @@ def test_a_committed_message_says_where_it_stands_and_what_it_was(born_host, sto
     assert end == len(records.committed(records.pack(half), 8, 9, 10, 4711))
 
 
-def test_a_half_message_with_the_longest_properties_still_becomes_a_message():
+def test_a_half_message_with_the_longest_properties_can_be_committed():
     text = "a\x01" + "x" * (PROPERTIES_OF_HALF_MAX - 2)
     half = msgspec.structs.replace(HALF, topic="x" * 127, queue_id=2**31 - 1, properties=text)
 

@@ -20,7 +20,7 @@ ALGORITHMS = [("zlib", 0x1), ("lz4", 0x101), ("zstd", 0x201)]
 
 
 @pytest.mark.parametrize(("algorithm", "flags"), ALGORITHMS)
-def test_what_was_compressed_opens_by_the_bits_it_came_with(algorithm, flags):
+def test_a_compressed_body_is_decompressed_by_its_flags(algorithm, flags):
     bits, smaller = compress(BODY, algorithm)
 
     assert bits == flags
@@ -28,7 +28,7 @@ def test_what_was_compressed_opens_by_the_bits_it_came_with(algorithm, flags):
     assert decompress(bits, smaller) == BODY
 
 
-def test_zlib_is_what_is_written_without_being_asked():
+def test_zlib_is_the_default_algorithm():
     """Go inflates every compressed body as zlib, whatever the type bits say."""
     bits, smaller = compress(BODY)
 
@@ -37,17 +37,17 @@ def test_zlib_is_what_is_written_without_being_asked():
 
 
 @pytest.mark.parametrize("flags", [0x1, 0x301, 0x1 | 0x4 | 0x10])
-def test_zlib_goes_by_its_old_sign_and_its_new_one(flags):
+def test_zlib_is_recognized_by_its_old_and_its_new_flags(flags):
     assert decompress(flags, zlib.compress(BODY)) == BODY
 
 
-def test_bytes_written_out_by_hand_open():
+def test_handwritten_zstd_and_lz4_frames_are_decompressed():
     assert decompress(0x201, ZSTD_RLE) == b"xxxxx"
     assert decompress(0x101, LZ4_FRAME) == b"abc" * 10
 
 
 @pytest.mark.parametrize("flags", [0, 0x300, 0x100, 0x4])
-def test_a_body_that_was_not_compressed_is_left_alone(flags):
+def test_a_body_without_the_compression_flag_is_unchanged(flags):
     assert decompress(flags, b"plain") == b"plain"
 
 
@@ -68,14 +68,14 @@ def test_a_body_cut_short_is_refused(algorithm, flags):
 
 
 @pytest.mark.parametrize(("algorithm", "flags"), ALGORITHMS)
-def test_bytes_behind_the_end_are_left_alone(algorithm, flags):
+def test_bytes_after_the_compressed_end_are_ignored(algorithm, flags):
     _, smaller = compress(BODY, algorithm)
 
     assert decompress(flags, smaller + b"more") == BODY
 
 
 @pytest.mark.parametrize(("algorithm", "flags"), ALGORITHMS)
-def test_an_empty_body_survives(algorithm, flags):
+def test_an_empty_body_is_compressed_and_decompressed(algorithm, flags):
     _, smaller = compress(b"", algorithm)
 
     assert decompress(flags, smaller) == b""
@@ -91,7 +91,7 @@ def test_the_limit_itself_is_allowed_and_one_byte_more_is_not(algorithm, flags):
 
 
 @pytest.mark.parametrize(("algorithm", "flags"), ALGORITHMS)
-def test_a_bomb_costs_no_more_than_the_limit(algorithm, flags):
+def test_a_decompression_bomb_uses_no_more_memory_than_the_limit(algorithm, flags):
     _, bomb = compress(bytes(32 * 1024 * 1024), algorithm)
     tracemalloc.start()
 
@@ -111,7 +111,7 @@ def test_a_bomb_costs_no_more_than_the_limit(algorithm, flags):
         pytest.param(bytes([0x00, (27 - 10) << 3]), id="window-of-128-MiB-and-no-size"),
     ],
 )
-def test_a_zstd_frame_cannot_make_its_reader_set_memory_aside(head):
+def test_a_zstd_frame_with_a_huge_claim_allocates_no_memory(head):
     body = bytes.fromhex("28b52ffd") + head + bytes.fromhex("010000")
     tracemalloc.start()
 
@@ -124,7 +124,9 @@ def test_a_zstd_frame_cannot_make_its_reader_set_memory_aside(head):
 
 
 @pytest.mark.parametrize(("algorithm", "module"), [("lz4", "lz4.frame"), ("zstd", "zstandard")])
-def test_a_missing_package_is_named(algorithm, module, monkeypatch):
+def test_a_missing_compression_package_raises_an_error_that_names_it(
+    algorithm, module, monkeypatch
+):
     bits, smaller = compress(BODY, algorithm)
     monkeypatch.setitem(sys.modules, module, None)
 

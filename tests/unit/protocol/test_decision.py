@@ -34,7 +34,7 @@ DECISIONS = st.builds(
 
 
 @given(DECISIONS, st.binary(max_size=40))
-def test_a_decision_reads_as_it_was_written_whatever_follows(decision, rest):
+def test_a_decision_is_unpacked_unchanged_whatever_follows(decision, rest):
     data = decision.pack()
 
     assert Decision.unpack(data + rest, 0) == decision
@@ -44,7 +44,7 @@ def test_a_decision_reads_as_it_was_written_whatever_follows(decision, rest):
     assert data[4:8] == MARKER
 
 
-def test_a_marker_is_small_and_lies_on_the_disk_as_it_always_did():
+def test_the_layout_of_a_marker_on_disk_has_not_changed():
     assert MARKER_BYTES == 52
     assert ONE._replace(reason="r").pack().hex() == (
         "00000035" "74786d6b" "0000000000000001" "0000000000000002" "0000000000000003"
@@ -63,13 +63,13 @@ def test_a_marker_is_small_and_lies_on_the_disk_as_it_always_did():
     ]
 
 
-def test_the_longest_reason_fits():
+def test_the_longest_reason_is_packed_and_unpacked():
     reason = "é" * (REASON_BYTES_MAX // 2)
 
     assert Decision.unpack(ONE._replace(reason=reason).pack(), 0).reason == reason
 
 
-def test_no_reader_of_records_takes_a_marker_for_one():
+def test_a_marker_is_never_unpacked_as_a_record():
     with pytest.raises(RemoteProtocolError, match="magic 74786D6B"):
         records.unpack(ONE.pack() + bytes(200))
 
@@ -101,7 +101,7 @@ def test_a_marker_that_ends_early_is_reported_with_its_position():
         "reason longer", "reason shorter", "no text",
     ],
 )  # fmt: skip
-def test_broken_bytes_are_never_a_decision(at, data):
+def test_a_damaged_marker_is_refused(at, data):
     broken = bytearray(ONE.pack())
     broken[at : at + len(data)] = data
 
@@ -110,10 +110,10 @@ def test_broken_bytes_are_never_a_decision(at, data):
 
 
 @given(st.binary(max_size=120))
-def test_strange_bytes_are_refused_or_read_and_nothing_else(data):
-    for each in (data, (MARKER_BYTES + 9).to_bytes(4, "big") + MARKER + data):
+def test_random_bytes_are_refused_or_unpacked_exactly(data):
+    for candidate in (data, (MARKER_BYTES + 9).to_bytes(4, "big") + MARKER + data):
         try:
-            decision = Decision.unpack(each, 0)
+            decision = Decision.unpack(candidate, 0)
         except CorruptRecord:
             continue
-        assert each.startswith(decision.pack())
+        assert candidate.startswith(decision.pack())

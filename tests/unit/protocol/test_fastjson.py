@@ -1,4 +1,4 @@
-"""Facts of txmq.protocol.fastjson: what Java reads beyond JSON, and what it may not cost."""
+"""Facts of txmq.protocol.fastjson: what Java reads beyond JSON, and the limits on its cost."""
 
 import pytest
 
@@ -56,7 +56,7 @@ def test_json_is_read_as_json(text, value):
         pytest.param(b"{{}:1}", {(): 1}, id="empty-object-key"),
     ],
 )
-def test_the_dialect_is_read(text, value):
+def test_the_json_dialect_of_java_is_read(text, value):
     assert loads(text) == value
 
 
@@ -115,12 +115,12 @@ def test_the_order_of_members_of_an_object_key_does_not_matter():
         b'{{{"a":1}:2}:3}',
     ],
 )
-def test_what_is_not_even_the_dialect_is_refused(text):
+def test_text_outside_the_dialect_is_refused(text):
     with pytest.raises(RemoteProtocolError):
         loads(text)
 
 
-def test_a_fault_says_where_it_is():
+def test_a_syntax_error_is_reported_with_its_position():
     with pytest.raises(RemoteProtocolError, match="missing colon after a key at character 4"):
         loads(b'{"a"}')
 
@@ -150,30 +150,30 @@ def test_nesting_within_the_limit_is_read():
     assert depth == JSON_DEPTH_MAX
 
 
-def test_objects_used_as_keys_nest_no_deeper_than_others():
+def test_objects_used_as_keys_count_towards_the_nesting_limit():
     with pytest.raises(RemoteProtocolError, match="nested deeper"):
         loads(b"{" * 200_000)
 
 
 @pytest.mark.parametrize("text", [b"9" * 41, b"-" + b"9" * 5000, b"0." + b"1" * 5000])
 def test_a_number_longer_than_any_real_one_is_refused(text):
-    """Python turns long numbers into text, and back, in time that grows with their square."""
+    """Python converts long numbers to and from text in quadratic time."""
     with pytest.raises(RemoteProtocolError, match="number too long"):
         loads(text)
 
 
-def test_text_too_long_for_so_slow_a_reader_is_refused():
+def test_text_above_the_size_limit_is_refused():
     """One frame of 16 MiB would stop everything else for a quarter of a minute."""
     assert loads(b" " * (BYTES_MAX - 2) + b"{}") == {}
     with pytest.raises(RemoteProtocolError, match="too long"):
         loads(b" " * (BYTES_MAX - 1) + b"{}")
 
 
-def test_a_float_too_large_is_infinite_not_an_error():
+def test_a_float_that_is_too_large_is_read_as_infinity():
     assert loads(b"1e999") == float("inf")
 
 
-def test_a_map_with_objects_as_keys_is_written_as_java_wants_it():
+def test_a_map_with_objects_as_keys_is_written_as_java_reads_it():
     written = object_keyed([({"topic": "T", "queueId": 0}, 12), ({"topic": "é"}, {"a": [1]})])
 
     assert written == '{{"topic":"T","queueId":0}:12,{"topic":"é"}:{"a":[1]}}'.encode()

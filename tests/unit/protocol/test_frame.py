@@ -14,32 +14,32 @@ FIRST = bytes.fromhex("0000000a 00000002") + b"{}" + b"body"
 SECOND = bytes.fromhex("00000007 01000003") + b"abc"
 
 
-def test_length_counts_what_follows_it_and_the_top_byte_tells_the_header_form():
+def test_a_frame_starts_with_its_length_and_the_form_of_its_header():
     assert frame(JSON, b"{}", b"body") == FIRST
     assert frame(BINARY, b"abc") == SECOND
 
 
-def test_header_word_is_the_one_java_marks():
+def test_the_header_word_matches_that_of_java():
     """RemotingCommandTest of RocketMQ: 261 as JSON is 00 00 01 05."""
     assert frame(JSON, bytes(261))[4:8] == bytes([0, 0, 1, 5])
 
 
-def test_a_reader_gives_frames_out_in_order():
+def test_a_reader_returns_frames_in_order():
     frames = FrameReader().feed(FIRST + SECOND)
 
     assert frames == [(JSON, b"{}", b"body"), (BINARY, b"abc", b"")]
 
 
-def test_a_frame_that_comes_byte_by_byte_is_the_same_frame():
+def test_a_frame_that_arrives_byte_by_byte_is_read_unchanged():
     reader = FrameReader()
 
-    frames = [each for byte in FIRST + SECOND for each in reader.feed(bytes([byte]))]
+    frames = [part for byte in FIRST + SECOND for part in reader.feed(bytes([byte]))]
 
     assert frames == [(JSON, b"{}", b"body"), (BINARY, b"abc", b"")]
     assert len(reader.held) == 0
 
 
-def test_a_reader_holds_what_is_not_complete():
+def test_a_reader_holds_an_incomplete_frame():
     reader = FrameReader()
 
     frames = reader.feed(FIRST + SECOND[:9])
@@ -50,7 +50,7 @@ def test_a_reader_holds_what_is_not_complete():
     assert len(reader.held) == 0
 
 
-def test_the_end_of_one_frame_and_the_start_of_the_next_may_come_together():
+def test_the_end_of_one_frame_and_the_start_of_the_next_can_arrive_together():
     reader = FrameReader()
     reader.feed(FIRST[:11])
 
@@ -72,7 +72,7 @@ def test_frames_are_the_same_wherever_reads_end():
         assert all(type(part) is bytes for _, *parts in frames for part in parts)
 
 
-def test_nothing_fed_is_nothing_found():
+def test_empty_input_gives_no_frames():
     reader = FrameReader()
 
     assert reader.feed(b"") == []
@@ -99,14 +99,14 @@ def test_an_unknown_header_form_is_refused(kind):
 
 
 @pytest.mark.parametrize("length", [FRAME_BYTES_MAX - 3, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF])
-def test_a_frame_over_the_limit_is_refused_as_soon_as_it_says_so(length):
-    """A negative length is one of them: Java would read 80000000 and up so."""
+def test_a_frame_over_the_limit_is_refused_as_soon_as_its_length_arrives(length):
+    """This includes negative lengths: Java reads 80000000 and above as negative."""
     with pytest.raises(RemoteProtocolError, match="limit"):
         FrameReader().feed(length.to_bytes(4, "big") + bytes(4))
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
-def test_a_header_over_the_limit_is_refused_as_soon_as_it_says_so(kind):
+def test_a_header_over_the_limit_is_refused_as_soon_as_its_length_arrives(kind):
     most = b"x" * HEADER_BYTES_MAX
     word = (kind << 24 | HEADER_BYTES_MAX + 1).to_bytes(4, "big")
 
@@ -123,7 +123,7 @@ def header_with(count, field='"f%d":"12345"'):
 
 
 @pytest.mark.parametrize("read_size", [FRAME_BYTES_MAX, 1000], ids=["whole", "in-pieces"])
-def test_a_header_with_more_fields_than_any_has_is_refused_before_it_is_decoded(read_size):
+def test_a_header_with_too_many_fields_is_refused_before_it_is_decoded(read_size):
     def read(header):
         data, reader, frames = frame(JSON, header), FrameReader(), []
         for at in range(0, len(data), read_size):
@@ -154,7 +154,7 @@ def test_the_limit_counts_the_length_prefix_itself():
         reader.feed(frame(JSON, b"{}", b"1234567"))
 
 
-def test_the_largest_claim_allowed_costs_nothing_until_its_bytes_arrive():
+def test_the_largest_frame_allocates_no_memory_until_its_bytes_arrive():
     reader = FrameReader()
     claim = (FRAME_BYTES_MAX - 4).to_bytes(4, "big") + bytes(4)
     tracemalloc.start()
@@ -174,7 +174,7 @@ def test_a_large_frame_in_many_pieces_is_joined_once():
     reader = FrameReader()
 
     frames = [
-        each for at in range(0, len(whole), 1000) for each in reader.feed(whole[at : at + 1000])
+        part for at in range(0, len(whole), 1000) for part in reader.feed(whole[at : at + 1000])
     ]
 
     assert frames == [(JSON, b"{}", bytes(8 * 1024 * 1024))]
@@ -189,6 +189,6 @@ def test_the_largest_frame_can_be_written_and_read():
     assert FrameReader().feed(written) == [(JSON, b"", body)]
 
 
-def test_a_frame_no_peer_would_accept_is_not_written():
+def test_a_frame_above_the_limit_is_not_written():
     with pytest.raises(LocalProtocolError, match=str(FRAME_BYTES_MAX + 1)):
         frame(JSON, b"", bytes(FRAME_BYTES_MAX - 7))

@@ -1,6 +1,6 @@
-"""Bytes that others wrote, or that were written out by hand, mean to us what they meant to them.
+"""Bytes that other clients wrote, or that were written by hand, are read and written alike.
 
-How each file was obtained is told in the README beside the files.
+The README next to the files tells how each was obtained.
 """
 
 import json
@@ -103,7 +103,7 @@ def received(data):
 # By hand
 
 
-def test_a_binary_request_written_out_by_hand():
+def test_a_handwritten_binary_request_is_read():
     part, command = received(by_hand("hand-binary-request.hex"))
 
     assert part[0] == BINARY
@@ -117,7 +117,7 @@ def test_a_binary_request_written_out_by_hand():
     assert header_binary.pack(header_binary.unpack(part[1])) == part[1]
 
 
-def test_a_binary_answer_written_out_by_hand():
+def test_a_binary_answer_is_written_like_the_handwritten_one():
     to = Command(code=30, opaque=-1, kind=BINARY)
 
     written = answer(to, 17, {"offset": "-12"}, remark="no such topi")
@@ -160,7 +160,7 @@ def stored(sys_flag, born_host, store_host, **changes):
         ("hand-record-v2.hex", stored(0x24, V4[0], V6[1])),
     ],
 )
-def test_a_record_written_out_by_hand(name, expected):
+def test_a_handwritten_record_is_read_and_written(name, expected):
     data = by_hand(name)
 
     assert record.unpack(data) == (expected, len(data))
@@ -168,14 +168,14 @@ def test_a_record_written_out_by_hand(name, expected):
         assert record.pack(expected) == data
 
 
-def test_a_batch_written_out_by_hand():
+def test_a_handwritten_batch_is_read_and_written():
     items = [(7, b"body", "TAGS\x01no\x02"), (-1, b"x", "")]
 
     assert batch.unpack(by_hand("hand-batch.hex")) == items
     assert batch.pack(items) == by_hand("hand-batch.hex")
 
 
-def test_a_batch_as_go_sends_it():
+def test_a_batch_that_go_sends_is_read():
     """Its letters leave the default topic empty."""
     part, command = received(by_hand("hand-go-batch.hex"))
 
@@ -287,7 +287,7 @@ def test_a_binary_header_is_written_as_java_writes_it(name):
 
 @pytest.mark.parametrize("name", [name for name in JAVA if JAVA[name][3] is None])
 def test_a_json_header_is_written_as_java_writes_it(name):
-    """Only the order of extFields is Java's own: that of a hash map."""
+    """Only the order of extFields differs: in Java it is that of a hash map."""
     part, command = received(golden(f"java-{name}-json.bin"))
     fields = decode_whole(part).field_map() if name != "heartbeat" else None
 
@@ -343,7 +343,7 @@ def test_a_record_is_read_and_written_as_java_does(name, expected):
 @pytest.mark.parametrize(
     ("name", "flags"), [("java-record-zlib.bin", 0x301), ("java-record-zstd.bin", 0x201)]
 )
-def test_a_body_that_java_compressed_is_opened(name, flags):
+def test_a_body_that_java_compressed_is_decompressed(name, flags):
     found, _ = record.unpack(golden(name))
 
     assert found.sys_flag == flags
@@ -351,7 +351,7 @@ def test_a_body_that_java_compressed_is_opened(name, flags):
     assert record.pack(found) == golden(name)
 
 
-def test_the_ids_of_java_s_records_are_java_s():
+def test_the_ids_of_java_records_match_those_of_java():
     """Both were printed by MessageDecoder.createMessageId."""
     v4, _ = record.unpack(golden("java-record-v4.bin"))
     v6, _ = record.unpack(golden("java-record-v6.bin"))
@@ -452,8 +452,8 @@ def test_a_body_that_java_wrote_is_read(name):
 
 
 @pytest.mark.parametrize("name", sorted(set(BODIES) - WRITTEN_DIFFERENTLY))
-def test_a_body_says_to_java_what_java_would_say(name):
-    """Bare keys are told apart by nobody but a text comparison; Java reads quoted ones too."""
+def test_a_body_is_written_with_the_content_java_writes(name):
+    """Only a comparison of texts would tell bare keys from quoted ones; Java reads both."""
     assert loads(BODIES[name].write()) == loads(golden(f"java-body-{name}.json"))
 
 
@@ -465,7 +465,7 @@ def test_a_map_by_queue_that_java_wrote_is_read(name):
     assert read_queue_map(golden(f"java-body-{name}.json"), member, kind) == entries
 
 
-def test_a_consumer_s_account_of_itself_is_readable():
+def test_the_running_info_of_a_java_consumer_is_read():
     found = loads(golden("java-body-running-info.json"))
 
     (key,) = found["mqTable"]
@@ -511,7 +511,7 @@ def sent_by(client, name):
 
 
 @pytest.mark.parametrize("client", ["cpp", "ons"])
-def test_the_requests_both_clients_make(client):
+def test_requests_of_the_cpp_client_and_ali_ons_are_read(client):
     assert sent_by(client, "route").read(RouteQuery) == RouteQuery("TopicTest")
     assert sent_by(client, "consumer-list").read(GroupHeader) == GroupHeader("consumers")
     assert sent_by(client, "query-offset").read(OffsetQuery) == (
@@ -523,7 +523,7 @@ def test_the_requests_both_clients_make(client):
     assert (pull.suspend_timeout_millis, pull.subscription) == (15_000, "TagA")
 
 
-def test_a_send_of_the_cpp_client_has_half_its_numbers_as_numbers():
+def test_a_send_of_the_cpp_client_with_unquoted_numbers_is_read():
     command = sent_by("cpp", "send")
 
     sent = command.read(SendMessage)
@@ -533,7 +533,7 @@ def test_a_send_of_the_cpp_client_has_half_its_numbers_as_numbers():
     assert sent.properties.startswith("KEYS\x01k1\x02TAGS\x01TagA\x02UNIQ_KEY\x01")
 
 
-def test_a_send_of_ali_ons_uses_letters_and_bare_numbers():
+def test_a_send_of_ali_ons_with_letters_and_unquoted_numbers_is_read():
     command = sent_by("ons", "send")
 
     sent = command.read(SendMessageV2)
@@ -543,7 +543,7 @@ def test_a_send_of_ali_ons_uses_letters_and_bare_numbers():
 
 
 @pytest.mark.parametrize(("client", "shape"), [("cpp", SendMessage), ("ons", SendMessageV2)])
-def test_what_a_client_compressed_is_opened(client, shape):
+def test_a_body_that_a_client_compressed_is_decompressed(client, shape):
     command = sent_by(client, "send-compressed")
     flags = command.read(shape).sys_flag
 
@@ -551,14 +551,14 @@ def test_what_a_client_compressed_is_opened(client, shape):
     assert stored(flags, *V4, body=command.body).plain_body() == b"x" * 5000
 
 
-def test_a_delayed_send_of_the_cpp_client():
+def test_a_delayed_send_of_the_cpp_client_is_read():
     found = stored(0, *V4, properties=sent_by("cpp", "send-delayed").read(SendMessage).properties)
 
     assert found.property_map()["DELAY"] == "3"
     assert found.property_map()["colour"] == "red"
 
 
-def test_a_half_message_and_its_end_from_the_cpp_client():
+def test_a_half_message_and_its_end_from_the_cpp_client_are_read():
     half = sent_by("cpp", "send-half").read(SendMessage)
     end = sent_by("cpp", "end-transaction").read(EndTransaction)
 
@@ -575,7 +575,7 @@ def test_a_heartbeat_names_its_groups_and_subscriptions(client):
     found = Heartbeat.read(sent_by(client, "heartbeat").body)
 
     (consumer,) = found.consumer_data_set
-    by_topic = {each.topic: each for each in consumer.subscription_data_set}
+    by_topic = {subscription.topic: subscription for subscription in consumer.subscription_data_set}
     assert found.producer_data_set == [ProducerRegistration("producers")]
     assert consumer.group_name == "consumers"
     assert consumer.consume_type == "CONSUME_PASSIVELY"
@@ -586,15 +586,15 @@ def test_a_heartbeat_names_its_groups_and_subscriptions(client):
     assert by_topic["TopicTest"].sub_version > 1_700_000_000_000
 
 
-def test_the_cpp_client_does_not_know_the_hash_of_its_tags():
-    """Whoever filters by its code set finds nothing."""
+def test_the_cpp_client_sends_no_hashes_of_its_tags():
+    """A filter by its code set would match nothing."""
     (consumer,) = Heartbeat.read(sent_by("cpp", "heartbeat").body).consumer_data_set
 
     assert consumer.subscription_data_set[1].code_set == [0]
 
 
-def test_offsets_that_clients_commit():
-    """ali-ons also commits for queues of which it knows nothing yet."""
+def test_offset_commits_of_the_cpp_client_and_ali_ons_are_read():
+    """ali-ons also commits for queues whose offset it does not know yet."""
     assert sent_by("cpp", "update-offset").read(OffsetCommit) == (
         OffsetCommit("consumers", "TopicTest", 0, 2)
     )
@@ -605,7 +605,7 @@ def test_offsets_that_clients_commit():
     assert (pull.sys_flag, pull.commit_offset, pull.queue_offset) == (7, 2, 2)
 
 
-def test_messages_that_clients_send_back():
+def test_send_backs_of_the_cpp_client_and_ali_ons_are_read():
     assert sent_by("cpp", "send-back").read(SendBack) == SendBack(1000, "consumers", 0)
     assert sent_by("ons", "send-back").read(SendBack) == SendBack(
         1000,
@@ -618,8 +618,8 @@ def test_messages_that_clients_send_back():
     )
 
 
-def test_clients_that_leave():
-    """The C++ client names the other kind of group too, without a name."""
+def test_unregistrations_of_the_cpp_client_and_ali_ons_are_read():
+    """The C++ client also sends the other kind of group, with an empty name."""
     cpp = sent_by("cpp", "unregister").read(ClientGroups)
     ons = sent_by("ons", "unregister").read(ClientGroups)
 
@@ -636,5 +636,5 @@ def test_every_golden_file_is_used_here():
         for name in re.findall(r'sent_by\((?:client|"\w+"), "([\w-]+)"\)', here):
             used.add(f"{client}-{name}.bin")
 
-    files = {each.name for each in GOLDEN.iterdir() if each.suffix in {".bin", ".json", ".hex"}}
+    files = {path.name for path in GOLDEN.iterdir() if path.suffix in {".bin", ".json", ".hex"}}
     assert {name for name in files - used if name not in here} == set()

@@ -45,11 +45,11 @@ def test_the_language_is_an_unsigned_byte():
     assert unpack(EMPTY[:2] + b"\xff" + EMPTY[3:]).language == 255
 
 
-def test_a_remark_without_characters_is_no_remark():
+def test_an_empty_remark_is_written_as_no_remark():
     assert pack(BinaryHeader(103, 0, 409, 7, 0, "", {})) == EMPTY
 
 
-def test_a_field_without_characters_is_an_empty_text():
+def test_an_empty_field_is_read_as_empty_text():
     """Java reads null; Go sends batches with an empty default topic, which must be there."""
     fields = bytes.fromhex("0001 61 00000000")
 
@@ -63,8 +63,8 @@ def test_of_two_fields_with_one_name_the_last_one_counts():
     assert unpack(with_fields(fields)).fields == {"a": "2"}
 
 
-def test_bytes_behind_the_fields_are_left_alone():
-    """Java reads as far as the lengths say, too."""
+def test_bytes_after_the_fields_are_ignored():
+    """Java also reads only what the lengths cover."""
     assert unpack(EMPTY + b"more") == unpack(EMPTY)
 
 
@@ -94,7 +94,7 @@ def test_a_header_cut_anywhere_is_refused(cut):
         ),
     ],
 )
-def test_lengths_and_texts_that_cannot_be_are_refused_without_room_for_them(broken):
+def test_invalid_lengths_and_texts_are_refused_without_allocating_memory(broken):
     tracemalloc.start()
 
     with pytest.raises(RemoteProtocolError):
@@ -114,8 +114,8 @@ def test_more_fields_than_any_header_has_are_refused():
         unpack(with_fields(fields(HEADER_FIELDS_MAX + 1)))
 
 
-def test_equal_fields_count_as_fields_too():
-    """They take no room in a map, but 43,000 of them took 50 ms."""
+def test_repeated_fields_count_towards_the_limit():
+    """They take no room in a map, but reading 43,000 of them took 50 ms."""
     same = binary(">h1si", 1, b"a", 0)
 
     assert unpack(with_fields(same * HEADER_FIELDS_MAX)).fields == {"a": ""}
@@ -133,6 +133,6 @@ def test_equal_fields_count_as_fields_too():
         pytest.param(BinaryHeader(1, 0, 409, 7, 0, None, {"a": "\ud800"}), id="half-character"),
     ],
 )
-def test_what_this_form_cannot_hold_is_our_own_fault(header):
+def test_a_header_that_binary_form_cannot_hold_is_a_local_protocol_error(header):
     with pytest.raises(LocalProtocolError):
         pack(header)

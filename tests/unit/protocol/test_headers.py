@@ -1,4 +1,4 @@
-"""Facts of txmq.protocol.headers: how wire names arise and how values become texts."""
+"""Facts of txmq.protocol.headers: how wire names are formed and how values become texts."""
 
 import msgspec
 import pytest
@@ -29,11 +29,11 @@ SENT = SendMessage("g", "T", "TBW102", 4, -1, 0, 1_700_000_000_000, 0, batch=Tru
     ("ours", "theirs"),
     [("topic", "topic"), ("queue_id", "queueId"), ("max_reconsume_times", "maxReconsumeTimes")],
 )
-def test_words_are_joined_by_capitals(ours, theirs):
+def test_snake_case_names_become_camel_case(ours, theirs):
     assert camel(ours) == theirs
 
 
-def test_fields_travel_as_texts_and_those_not_given_do_not():
+def test_fields_are_written_as_texts_and_omitted_ones_left_out():
     assert fields_of(SENT) == {
         "producerGroup": "g",
         "topic": "T",
@@ -52,7 +52,7 @@ def wire_names(header):
     return zip(header.__struct_fields__, header.__struct_encode_fields__, strict=True)
 
 
-def test_the_second_spelling_of_a_send_has_a_letter_for_each_name():
+def test_the_short_form_of_a_send_has_a_letter_for_each_name():
     letters = dict(zip(SendMessage.__struct_fields__, "abcdefghijklmn", strict=True))
     sent = SendMessageV2(**{name: getattr(SENT, name) for name in letters})
 
@@ -65,7 +65,7 @@ def test_the_second_spelling_of_a_send_has_a_letter_for_each_name():
     assert isinstance(sent, SendMessage)
 
 
-def test_both_spellings_of_a_send_are_read_into_the_same_attributes():
+def test_the_long_and_short_forms_of_a_send_are_read_into_the_same_attributes():
     long = read(SendMessage, fields_of(SENT))
     short = read(
         SendMessageV2,
@@ -77,7 +77,7 @@ def test_both_spellings_of_a_send_are_read_into_the_same_attributes():
     assert msgspec.structs.asdict(short) == msgspec.structs.asdict(long)
 
 
-def test_letters_that_are_not_given_are_not_set():
+def test_omitted_letters_of_a_send_are_none():
     """Clients before 4.9 leave out k, m and n."""
     sent = read(SendMessageV2, dict.fromkeys("abc", "x") | dict.fromkeys("defgh", "1"))
 
@@ -89,7 +89,7 @@ def test_letters_that_are_not_given_are_not_set():
     [("true", True), ("false", False), ("1", True), ("0", False), ("TRUE", True), (True, True)]
     + [(False, False), (1, True), (0, False)],
 )
-def test_a_truth_is_read_in_every_spelling_seen(written, truth):
+def test_a_boolean_is_read_in_every_known_spelling(written, truth):
     """The C++ client writes "0" and "1", ali-ons true and false without quotes."""
     assert read(RouteQuery, {"topic": "T", "acceptStandardJsonOnly": written}) == RouteQuery(
         "T", truth
@@ -97,7 +97,7 @@ def test_a_truth_is_read_in_every_spelling_seen(written, truth):
 
 
 @pytest.mark.parametrize("number", ["3", 3, 3.0])
-def test_a_number_is_read_with_and_without_quotes(number):
+def test_a_number_is_read_with_or_without_quotes(number):
     query = read(OffsetQuery, {"consumerGroup": "g", "topic": "T", "queueId": number})
 
     assert query == OffsetQuery("g", "T", 3)
@@ -118,7 +118,7 @@ def test_a_missing_field_is_named(missing):
         read(OffsetQuery, fields)
 
 
-def test_numbers_have_the_width_of_java_s():
+def test_numbers_have_the_ranges_of_java():
     def pull(queue_id, offset):
         fields = fields_of(PullMessage("g", "T", 0, 0, 32, 0, 0, 0, 0))
         return read(PullMessage, fields | {"queueId": queue_id, "queueOffset": offset})
@@ -129,7 +129,7 @@ def test_numbers_have_the_width_of_java_s():
             pull(queue_id, offset)
 
 
-def test_a_flag_that_is_always_sent_is_written_as_false():
+def test_a_required_flag_is_written_as_false_by_default():
     settings = TopicSettings("T", "TBW102", 8, 8, 6)
 
     assert fields_of(settings)["order"] == "false"
@@ -137,7 +137,7 @@ def test_a_flag_that_is_always_sent_is_written_as_false():
     assert "attributes" not in fields_of(settings)
 
 
-def test_a_client_that_leaves_is_named_by_the_odd_spelling():
+def test_the_client_id_of_client_groups_is_written_as_stock_brokers_spell_it():
     assert fields_of(ClientGroups("c", consumer_group="g")) == {
         "clientID": "c",
         "consumerGroup": "g",

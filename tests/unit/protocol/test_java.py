@@ -1,4 +1,4 @@
-"""Facts of txmq.protocol.java; the numbers are what a JVM's own String.hashCode gave."""
+"""Facts of txmq.protocol.java; the numbers come from String.hashCode of a JVM."""
 
 import pytest
 
@@ -19,13 +19,13 @@ from txmq.protocol.java import string_hash
         ("polygenelubricants", -2147483648),
     ],
 )
-def test_the_hash_is_the_one_java_computes(text, expected):
+def test_the_hash_of_a_string_matches_java(text, expected):
     assert string_hash(text) == expected
 
 
-def test_a_character_beyond_16_bits_counts_as_its_two_halves():
+def test_a_character_beyond_16_bits_is_hashed_as_its_two_surrogates():
     assert string_hash("\N{SNAKE}") == 1772400 == 31 * 0xD83D + 0xDC0D
 
 
-def test_half_a_character_has_a_hash_as_in_java():
+def test_a_lone_surrogate_is_hashed_as_in_java():
     assert string_hash("\ud83d") == 55357

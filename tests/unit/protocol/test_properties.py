@@ -58,7 +58,7 @@ def test_one_property_is_found_without_parsing_all(name, value):
         ("a\x01TAGS\x01A\x02", None),
     ],
 )
-def test_what_is_found_is_what_a_map_of_all_would_hold(text, value):
+def test_find_agrees_with_parsing_all_properties(text, value):
     """A filter that reads the first of two tags would disagree with every client."""
     assert find(text, "TAGS") == value == parse(text).get("TAGS")
 
@@ -67,7 +67,7 @@ def test_rendered_pairs_each_end_with_a_separator():
     assert render({"a": "1", "b": "2"}) == "a\x011\x02b\x012\x02"
 
 
-def test_what_would_be_dropped_on_reading_is_not_written():
+def test_empty_names_and_values_are_not_written():
     assert render({"a": "", "": "1", "b": "2"}) == "b\x012\x02"
 
 
@@ -76,7 +76,7 @@ def test_what_would_be_dropped_on_reading_is_not_written():
     [{"a\x01": "1"}, {"a\x02": "1"}, {"a": "\x01"}, {"a": "\x02"}, {"a\x01": "\x02"}, {"": "\x01"}],
 )
 def test_a_separator_inside_a_name_or_value_is_refused(values):
-    """Nobody escapes them, so such a property would change the others."""
+    """Separators are never escaped, so the property would change the others."""
     with pytest.raises(LocalProtocolError):
         render(values)
 
@@ -91,16 +91,16 @@ def test_a_separator_inside_a_name_or_value_is_refused(values):
         ("AGS", TEXT),
     ],
 )
-def test_one_property_can_be_taken_out(name, rest):
+def test_one_property_can_be_removed(name, rest):
     assert without(TEXT, name) == rest
 
 
-def test_a_property_is_taken_out_as_often_as_it_occurs():
-    """Else clearing a delay would bring an older delay to light."""
+def test_every_occurrence_of_a_property_is_removed():
+    """Otherwise removing a delay would reveal an older one."""
     assert without("D\x011\x02a\x01b\x02D\x012\x02D\x013\x02", "D") == "a\x01b\x02"
 
 
-def test_the_only_property_can_be_taken_out():
+def test_the_only_property_can_be_removed():
     assert without("WAIT\x01true\x02", "WAIT") == ""
     assert without("WAIT\x01true", "WAIT") == ""
 
@@ -115,5 +115,5 @@ def test_the_only_property_can_be_taken_out():
     ],
 )
 def test_a_missing_last_separator_is_added_when_texts_are_joined(first, second, both):
-    """Old clients leave it out; the first appended property would melt into the last own one."""
+    """Old clients leave it out; without it the first appended property would join the last one."""
     assert join(first, second) == both

@@ -15,12 +15,12 @@ def of(text):
     return base64.urlsafe_b64encode(text.encode()).decode()
 
 
-def test_a_handle_is_its_five_parts_in_base64():
+def test_a_recall_handle_is_its_five_parts_in_base64():
     assert encode(HANDLE) == WRITTEN == of(f"v1 Orders broker-a 1735689600001 {HANDLE.message_id}")
     assert decode(WRITTEN) == HANDLE
 
 
-def test_the_alphabet_is_that_of_addresses():
+def test_a_recall_handle_uses_the_url_safe_alphabet():
     handle = RecallHandle("T", "b", 0, "\N{SNAKE}>>>???")
 
     written = encode(handle)
@@ -31,7 +31,7 @@ def test_the_alphabet_is_that_of_addresses():
 
 
 @pytest.mark.parametrize("message_id", ["x", "xy", "xyz", "an id of words"])
-def test_the_end_may_be_padded_or_not_as_in_java(message_id):
+def test_a_recall_handle_is_read_with_or_without_padding(message_id):
     handle = HANDLE._replace(message_id=message_id)
 
     assert decode(encode(handle)) == decode(encode(handle).rstrip("=")) == handle
@@ -62,12 +62,12 @@ def test_the_end_may_be_padded_or_not_as_in_java(message_id):
         base64.urlsafe_b64encode(b"v1 a b 1 \xff").decode(),
     ],
 )
-def test_what_is_no_handle_is_refused(text):
+def test_a_malformed_recall_handle_is_refused(text):
     with pytest.raises(IllegalOperation, match="is not a recall handle"):
         decode(text)
 
 
-def test_a_refusal_does_not_repeat_much_of_what_it_refuses():
+def test_the_error_for_a_long_recall_handle_is_short():
     with pytest.raises(IllegalOperation) as refused:
         decode("x" * 100_000)
 
@@ -78,6 +78,6 @@ def test_a_refusal_does_not_repeat_much_of_what_it_refuses():
     "change",
     [{"topic": ""}, {"topic": "a b"}, {"broker": "a b"}, {"message_id": ""}, {"due_ms": -1}],
 )
-def test_what_could_not_be_read_again_is_not_written(change):
+def test_a_recall_handle_that_could_not_be_read_again_is_not_written(change):
     with pytest.raises(LocalProtocolError, match="a recall handle cannot hold this"):
         encode(HANDLE._replace(**change))

@@ -33,7 +33,7 @@ def written_out(
     size=None,
     crc=None,
 ):
-    """A record by hand; the layout's own order, nothing of the module under test."""
+    """A record by hand, in the order of the layout, without the module under test."""
     body = b"hello"
     before = magic + "{crc}" + "00000003 00000007 0000000000000002 0000000000000400" + sys_flag
     crc = f"{zlib.crc32(body) & 0x7FFFFFFF:08x}" if crc is None else crc
@@ -91,8 +91,8 @@ def test_a_record_is_written_and_read_in_the_layout_of_the_protocol(born, store,
 
 
 @pytest.mark.parametrize(("born", "store", "bits"), SHAPES)
-def test_the_host_bits_follow_from_the_hosts(born, store, bits):
-    """Whatever a client claimed about its own address does not decide how long the field is."""
+def test_the_host_bits_of_a_record_follow_from_its_hosts(born, store, bits):
+    """The claim of a client about its own address does not decide the length of the field."""
     claimed = a_record(born_host=born, store_host=store, sys_flag=0x30 ^ bits | 0x4)
 
     found, _ = unpack(pack(claimed))
@@ -117,13 +117,13 @@ def test_the_properties_can_be_read_alone(born, store, bits, text):
     assert property_text_of(pack(whole)) == text
 
 
-def test_properties_that_are_no_text_can_be_read_all_the_same():
+def test_properties_that_are_not_utf_8_are_read_with_replacements():
     broken = pack(a_record(properties="a\x01xx\x02")).replace(b"xx", b"\xff\xfe")
 
     assert property_text_of(broken) == "a\x01\ufffd\ufffd\x02"
 
 
-def test_named_places_are_where_the_fields_lie():
+def test_the_named_offsets_point_at_their_fields():
     data = written_out()
 
     assert data[record.SIZE_AT :][:4] == len(data).to_bytes(4, "big")
@@ -153,7 +153,7 @@ def test_a_record_of_rocketmq_5_has_two_bytes_for_the_length_of_its_topic():
     assert property_text_of(data) == PROPERTIES.decode()
 
 
-def test_a_record_may_start_anywhere():
+def test_a_record_can_start_at_any_offset():
     data = written_out()
 
     assert unpack(b"xxx" + data + b"yyy", 3) == (a_record(), 3 + len(data))
@@ -162,11 +162,11 @@ def test_a_record_may_start_anywhere():
 def test_records_follow_one_another_in_the_body_of_a_pull():
     data = written_out() + written_out(born=V6_BORN, sys_flag="00000010")
 
-    assert [each.born_host for each in unpack_all(data)] == [V4_BORN, V6_BORN]
+    assert [unpacked.born_host for unpacked in unpack_all(data)] == [V4_BORN, V6_BORN]
     assert list(unpack_all(b"")) == []
 
 
-def test_good_records_before_a_broken_one_are_still_given_out():
+def test_records_before_a_broken_one_are_still_returned():
     found = unpack_all(written_out() + written_out()[:-1])
 
     assert next(found) == a_record()
@@ -200,7 +200,7 @@ def test_a_record_cut_anywhere_is_refused():
 
 
 def test_a_record_overwritten_with_zeros_from_anywhere_is_refused():
-    """Only a fault inside topic or properties cannot be seen: no sum is taken of them."""
+    """Only damage inside topic or properties is not detected: the checksum does not cover them."""
     data = written_out()
 
     for cut in range(4, len(data) - len(PROPERTIES)):
@@ -231,7 +231,7 @@ def at(data, place, text):
         pytest.param(written_out(magic="daa320ab", topic="7fff 54"), id="huge-topic-of-5"),
     ],
 )
-def test_a_record_that_contradicts_itself_is_refused_without_room_for_its_claims(broken):
+def test_a_record_with_invalid_lengths_is_refused_without_allocating_memory(broken):
     tracemalloc.start()
 
     with pytest.raises(RemoteProtocolError):
@@ -242,7 +242,7 @@ def test_a_record_that_contradicts_itself_is_refused_without_room_for_its_claims
     assert peak < 100_000
 
 
-def test_a_record_knows_its_id_its_properties_and_its_plain_body():
+def test_a_record_has_its_id_its_properties_and_its_plain_body():
     bits, smaller = compression.compress(b"hello" * 50)
     found = a_record(sys_flag=bits, body=smaller)
 
@@ -271,7 +271,7 @@ def test_the_longest_topic_and_properties_can_be_written():
     assert unpack(pack(longest))[0] == longest
 
 
-def test_a_record_is_head_body_and_tail():
+def test_head_body_and_tail_make_up_a_record():
     body = b"hello"
     tail = record.tail_of(record.topic_field("T"), PROPERTIES)
 

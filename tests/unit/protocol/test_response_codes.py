@@ -1,4 +1,4 @@
-"""Response codes against the protocol's table: a refusal has its own leaf, or tells its number."""
+"""Response codes against the table of the protocol: each has an error class or keeps its number."""
 
 import pytest
 
@@ -41,7 +41,7 @@ UNNAMED = [202, 204, 205, 208, 209, 501, 603, 605, 1500, 2000, 3001, -1000, -1]
 
 
 @pytest.mark.parametrize(("code", "name"), NAMED.items())
-def test_a_named_code_becomes_its_leaf(code, name):
+def test_a_known_code_becomes_its_error_class(code, name):
     problem = refusal(code, "why")
 
     assert type(problem).__name__ == name
@@ -51,7 +51,7 @@ def test_a_named_code_becomes_its_leaf(code, name):
 
 
 @pytest.mark.parametrize("code", UNNAMED)
-def test_any_other_code_is_kept_with_its_number(code):
+def test_an_unknown_code_becomes_an_unknown_refusal_with_its_number(code):
     problem = refusal(code, "why")
 
     assert isinstance(problem, UnknownRefusal)
@@ -59,13 +59,13 @@ def test_any_other_code_is_kept_with_its_number(code):
     assert str(problem) == f"code {code}: why"
 
 
-def test_a_refusal_without_a_remark_explains_itself():
+def test_a_refusal_without_a_remark_has_a_default_text():
     assert str(refusal(17, "")) == (
         "The topic does not exist, and sending to it may not create it."
     )
 
 
-def test_the_stored_but_not_yet_safe_answers_say_that_they_took_effect():
+def test_answers_for_unsafely_stored_messages_have_the_effect_applied():
     """A producer that sends again after one of these sends twice."""
     applied = {code for code in NAMED if refusal(code, "").effect is Effect.APPLIED}
 
@@ -74,15 +74,15 @@ def test_the_stored_but_not_yet_safe_answers_say_that_they_took_effect():
 
 
 @pytest.mark.parametrize("code", [200, 201, 203, 604])
-def test_a_decision_that_was_refused_is_not_worth_a_second_try(code):
-    """The first one holds, and had the second any effect, it would not."""
+def test_a_refused_decision_is_not_retryable(code):
+    """The first decision holds, so a second one must have no effect."""
     problem = refusal(code, "")
 
     assert not problem.retryable
     assert problem.effect is Effect.NONE
 
 
-def test_no_two_leaves_share_a_code():
+def test_no_two_error_classes_share_a_code():
     codes = [leaf.code for leaf in BrokerRefused.__subclasses__() if leaf is not UnknownRefusal]
 
     assert len(codes) == len(set(codes))

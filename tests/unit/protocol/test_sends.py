@@ -26,7 +26,7 @@ numbers = st.integers(0, 2**31 - 1)
     is_batch=st.booleans(),
     is_oneway=st.booleans(),
 )
-def test_a_form_says_what_the_codec_says(
+def test_the_template_for_a_send_equals_the_codec(
     group, topic, broker, properties, opaque, queue, sys_flag, born, flag, is_batch, is_oneway
 ):
     header = SendMessageV2(
@@ -64,7 +64,7 @@ def test_a_form_says_what_the_codec_says(
     transaction_id=st.none() | names,
     topic=st.none() | names,
 )
-def test_an_end_has_the_bytes_of_any_other_request(
+def test_an_end_is_encoded_like_any_other_request(
     group, offset, opaque, decision, answers_check, msg_id, transaction_id, topic
 ):
     end = EndTransaction(
@@ -83,13 +83,13 @@ def test_an_end_has_the_bytes_of_any_other_request(
     assert written == command.encode(37, opaque, command.fields_of(end))
 
 
-def test_an_end_with_half_a_character_is_refused():
+def test_an_end_with_a_lone_surrogate_is_refused():
     with pytest.raises(LocalProtocolError):
         command.encode(37, 1, EndTransaction("g", 1, 2, 8, msg_id="\ud800"))
 
 
 @pytest.mark.parametrize("topic", ["%RETRY%g", "100%d", "%%"])
-def test_a_percent_sign_is_no_blank(topic):
+def test_percent_signs_in_names_are_kept(topic):
     head = SendHeaderTemplate("%g", topic, "TBW102", 4, "b%s").head(1, 2, 0, 3, 4, "%d", b"")
 
     (part,) = FrameReader().feed(head)
@@ -98,14 +98,14 @@ def test_a_percent_sign_is_no_blank(topic):
     assert fields.properties == "%d"
 
 
-def test_half_a_character_is_refused():
+def test_a_lone_surrogate_is_refused():
     with pytest.raises(LocalProtocolError):
         quoted("\ud800")
     with pytest.raises(LocalProtocolError):
         SendHeaderTemplate("g", "\ud800", "TBW102", 4, "b")
 
 
-def test_what_no_peer_accepts_is_refused():
+def test_a_send_above_the_frame_limit_is_refused():
     form = SendHeaderTemplate("g", "T", "TBW102", 4, "b")
     overhead = len(form.head(1, 0, 0, 0, 0, "", b""))
 

@@ -1,4 +1,4 @@
-"""The head of a span: it is exactly what was written, where it was written, or it is none."""
+"""The head of a span: it is valid only unchanged, and at the position it was written for."""
 
 import pytest
 
@@ -23,23 +23,23 @@ PAYLOAD = b"records"
 WRITTEN = head(7, 1000, 900, PAYLOAD, 3)
 
 
-def test_a_head_reads_as_it_was_written():
+def test_a_head_is_read_unchanged():
     found = read_head(b"....." + WRITTEN, 5, 1000)
 
     assert len(WRITTEN) == HEAD_BYTES
     assert found == SpanHead(HEAD_BYTES + len(PAYLOAD), 7, 1000, 900, found.checksum, 3)
 
 
-def test_a_head_written_for_another_place_is_none():
+def test_a_head_written_for_another_position_is_not_a_head():
     assert read_head(WRITTEN, 0, 1001) is None
 
 
-def test_a_head_that_is_cut_is_none():
+def test_a_truncated_head_is_not_a_head():
     for length in range(HEAD_BYTES):
         assert read_head(WRITTEN[:length], 0, 1000) is None, length
 
 
-def test_a_head_with_any_bit_turned_over_is_none():
+def test_a_head_with_any_flipped_bit_is_not_a_head():
     for bit in range(HEAD_BYTES * 8):
         broken = bytearray(WRITTEN)
         broken[bit // 8] ^= 1 << bit % 8
@@ -47,23 +47,23 @@ def test_a_head_with_any_bit_turned_over_is_none():
         assert read_head(bytes(broken), 0, 1000) is None, bit
 
 
-def test_a_head_that_claims_less_than_itself_is_none():
+def test_a_head_with_a_size_below_its_own_is_not_a_head():
     assert read_head(head(7, 0, 0, b"", 0), 0, 0) is not None
     assert read_head(bytes(4) + WRITTEN[4:], 0, 1000) is None
 
 
-def test_heads_are_found_wherever_they_are():
+def test_heads_are_found_at_any_offset():
     other = head(7, 2000, 1000, b"", 0)
     data = b"?" * 7 + WRITTEN + PAYLOAD + WRITTEN + b"txmq" + other
 
     at = 1000 - 7
-    assert [each.position for each in heads_in(data, at)] == [1000]
+    assert [span_head.position for span_head in heads_in(data, at)] == [1000]
     second = 2000 - data.index(other)
-    assert [each.position for each in heads_in(data, second)] == [2000]
+    assert [span_head.position for span_head in heads_in(data, second)] == [2000]
     assert list(heads_in(WRITTEN[4:], 1004)) == []
 
 
-def test_ends_of_spans_are_known_as_far_as_one_follows_the_other():
+def test_ends_of_spans_are_found_while_each_follows_the_one_before():
     second = head(7, 1000 + len(WRITTEN + PAYLOAD), 900, b"x" * 60, 0)
     data = WRITTEN + PAYLOAD + second
     ends = [1000 + len(WRITTEN + PAYLOAD), 1000 + len(data) + 60]
@@ -78,7 +78,7 @@ def test_ends_of_spans_are_known_as_far_as_one_follows_the_other():
 @pytest.mark.parametrize(
     "name", ["", "1.log", f"{name_of(1)}", f"{name_of(1)}.idx", f"{name_of(1)}.log.bak", "x.log"]
 )
-def test_other_names_are_no_files_of_the_log(name):
+def test_files_with_other_names_do_not_belong_to_the_log(name):
     assert start_in(name) is None
     assert start_in(f"{name_of(4711)}.log") == 4711
 
@@ -91,13 +91,13 @@ def record_at(position):
     return Record(0, 0, 1, position, 0, 1, HOST, 2, HOST, 0, 0, b"body", "T", "A\x01b\x02")
 
 
-def test_what_a_span_holds():
+def test_markers_and_records_of_a_span_are_found_in_order():
     marker, record = DECISION.pack(), record_at(1000 + len(DECISION.pack()))
     payload = marker + pack(record) + marker
 
     found = list(found_in(payload, 1000))
 
-    assert [each for each, _, _ in found] == [DECISION, record, DECISION]
+    assert [entry for entry, _, _ in found] == [DECISION, record, DECISION]
     assert [where for _, where, _ in found] == [
         1000,
         record.position,
@@ -114,6 +114,6 @@ def test_what_a_span_holds():
         (DECISION.pack()[:-1], "ends in the middle"),
     ],
 )
-def test_what_a_span_cannot_hold(payload, why):
+def test_a_damaged_span_is_reported_with_its_position(payload, why):
     with pytest.raises(CorruptRecord, match=f"at position 1000: .*{why}"):
         list(found_in(payload, 1000))

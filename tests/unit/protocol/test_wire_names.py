@@ -1,7 +1,7 @@
-"""Every name that travels, copied from the protocol's tables and compared letter by letter.
+"""Every wire name, copied from the tables of the protocol and compared letter by letter.
 
-``!`` marks what the reference decoder requires. A shape here may ask for less than that, where
-clients were seen to leave something out; those exceptions are listed with their reason.
+``!`` marks what the reference decoder requires. A class here may require less, where clients
+are known to leave a field out; these exceptions are listed with their reason.
 """
 
 import msgspec
@@ -200,15 +200,15 @@ BODIES = {
 
 
 def every(base):
-    return [base] + [leaf for each in base.__subclasses__() for leaf in every(each)]
+    return [base] + [leaf for child in base.__subclasses__() for leaf in every(child)]
 
 
 def shapes_of(module, base):
-    """Those of the module itself: others may make their own for files, which never travel."""
+    """The classes of the module itself: others may have classes for files, which are never sent."""
     return {
-        each.__name__: each
-        for each in every(base)
-        if each.__module__ == module.__name__ and each is not base
+        shape.__name__: shape
+        for shape in every(base)
+        if shape.__module__ == module.__name__ and shape is not base
     }
 
 
@@ -220,19 +220,21 @@ BODY_SHAPES = shapes_of(bodies, Body) | shapes_of(operations, Body)
 def test_a_header_has_the_names_of_the_protocol(name):
     row = HEADERS[name].split()
 
-    assert SHAPES[name].__struct_encode_fields__ == tuple(each.rstrip("!") for each in row)
+    assert SHAPES[name].__struct_encode_fields__ == tuple(field.rstrip("!") for field in row)
 
 
 @pytest.mark.parametrize("name", sorted(SHAPES))
-def test_a_header_asks_for_what_the_reference_decoder_asks_for(name):
+def test_a_header_requires_the_fields_that_the_reference_decoder_requires(name):
     row = HEADERS[name].split()
-    required = {each.encode_name for each in msgspec.structs.fields(SHAPES[name]) if each.required}
+    required = {
+        field.encode_name for field in msgspec.structs.fields(SHAPES[name]) if field.required
+    }
 
-    expected = {each.rstrip("!") for each in row if each.endswith("!")}
+    expected = {field.rstrip("!") for field in row if field.endswith("!")}
     assert required == expected - LENIENT.get(name, set())
 
 
-def test_every_row_of_the_tables_has_its_shape():
+def test_every_class_has_a_row_in_the_tables():
     assert set(SHAPES) == set(HEADERS)
     assert set(BODY_SHAPES) == set(BODIES)
 
@@ -247,5 +249,5 @@ def test_a_queue_has_the_names_of_the_protocol_in_java_s_order():
 
 
 @pytest.mark.parametrize(("module", "base"), [(headers, Header), (bodies, Body)])
-def test_every_shape_is_public(module, base):
+def test_every_header_and_body_class_is_public(module, base):
     assert set(shapes_of(module, base)) <= set(module.__all__)

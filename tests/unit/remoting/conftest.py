@@ -1,1 +1,1 @@
-"""Makes the stage beside this file importable."""
+"""Makes the stage next to this file importable."""

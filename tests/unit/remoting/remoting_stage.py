@@ -1,4 +1,4 @@
-"""A server's listener and raw or whole clients of it, on two machines of a simulated world."""
+"""The listener of a server, and raw or full clients, on two machines of a simulated world."""
 
 import asyncio
 from functools import wraps
@@ -26,12 +26,12 @@ def in_world(scenario):
 
 
 def echo(connection, request):
-    """Answer with the body that came, unless nobody waits."""
+    """Answer with the body of the request, unless it is one-way."""
     return None if request.is_oneway else commands.answer(request, body=request.body)
 
 
 class Desk:
-    """A service that answers when it is told to, in any order."""
+    """A service that answers on command, in any order."""
 
     def __init__(self):
         self.asked = []
@@ -45,7 +45,7 @@ class Desk:
 
 
 class Raw(asyncio.Protocol):
-    """A peer that writes bytes as it likes and notes what comes back."""
+    """A peer that writes arbitrary bytes and notes what comes back."""
 
     def __init__(self):
         self.transport = None
@@ -65,9 +65,9 @@ class Raw(asyncio.Protocol):
         self.transport.write(data)
 
     def answers(self):
-        """The answers that are whole, by number."""
+        """The complete answers, by number."""
         parts = FrameReader().feed(bytes(self.received))
-        return {each.opaque: each for each in map(commands.decode, parts)}
+        return {answer.opaque: answer for answer in map(commands.decode, parts)}
 
 
 class Stage:
@@ -95,13 +95,13 @@ class Stage:
         self.listener.close()
 
     async def connect(self, service=no_service):
-        """One whole connection of a client."""
+        """One full connection of a client."""
         return await self.client.network.connect(
             lambda: Connection(self.client.clock, service), SERVER, PORT
         )
 
     async def raw(self):
-        """One connection that speaks bytes."""
+        """One connection that writes raw bytes."""
         return await self.client.network.connect(Raw, SERVER, PORT)
 
     @property

@@ -21,13 +21,13 @@ def budget(sizes):
     return table
 
 
-def test_the_oldest_are_cut_until_the_rest_fits(budget):
+def test_the_oldest_holders_are_cut_until_the_rest_fits(budget):
     assert [budget.keep(name, 40) for name in "ab"] == [[], []]
     assert budget.keep("c", 90) == ["a", "b"]
     assert (budget.total, budget.cut) == (90, 2)
 
 
-def test_who_begins_anew_is_the_youngest(budget):
+def test_a_holder_that_begins_anew_is_the_youngest(budget):
     budget.keep("a", 40)
     budget.keep("b", 40)
     budget.keep("a", 40, is_new=True)
@@ -35,7 +35,7 @@ def test_who_begins_anew_is_the_youngest(budget):
     assert budget.keep("c", 40) == ["b"]
 
 
-def test_a_size_that_is_out_of_date_cuts_nobody(budget, sizes):
+def test_an_outdated_size_cuts_no_holder(budget, sizes):
     budget.keep("a", 60)
     sizes["a"] = 0
 
@@ -43,7 +43,7 @@ def test_a_size_that_is_out_of_date_cuts_nobody(budget, sizes):
     assert budget.total == 60
 
 
-def test_what_is_given_back_counts_no_more(budget):
+def test_released_bytes_no_longer_count(budget):
     budget.keep("a", 60)
     budget.keep("a", 0)
     budget.keep("b", 60)

@@ -1,4 +1,4 @@
-"""One end of a stream: who gets which answer, by when, and what is left when it breaks."""
+"""One end of a stream: answers, deadlines, and what is left when it breaks."""
 
 import asyncio
 import struct
@@ -22,7 +22,7 @@ def asking(connection, body=b"", timeout_s=5.0):
 
 
 @in_world
-async def test_answers_in_any_order_find_whoever_asked(world):
+async def test_answers_in_any_order_reach_their_requests(world):
     desk = Desk()
     async with Stage(world, desk) as stage:
         client = await stage.connect()
@@ -33,7 +33,7 @@ async def test_answers_in_any_order_find_whoever_asked(world):
         for index in (7, 0, 9, 3, 1, 8, 2, 6, 5, 4):
             desk.answer(index)
 
-        assert [(await each).body for each in waiting] == [b"%d" % n for n in range(10)]
+        assert [(await request).body for request in waiting] == [b"%d" % n for n in range(10)]
         assert len(client._exchange.waiting) == 0
 
 
@@ -52,14 +52,14 @@ async def test_a_refusal_is_an_answer_to_ask_and_an_error_to_request(world):
 
 
 @in_world
-async def test_only_a_server_that_ends_at_once_is_suspected_of_accepting_tls_alone(world):
+async def test_only_a_server_that_closes_at_once_is_suspected_of_requiring_tls(world):
     async with Stage(world, lambda connection, request: None) as stage:
         refused, thawed, left = [await stage.connect() for _ in range(3)]
         asked = [asking(client, b"?", timeout_s=60.0) for client in (refused, thawed, left)]
         await asyncio.sleep(0.1)
         stage.ends[0].close()
         left.close()
-        await asyncio.sleep(10)  # A frozen server goes on, and drops who was silent for so long.
+        await asyncio.sleep(10)  # A frozen server continues, and closes silent connections.
         stage.ends[0].close()
         told = [str(error) for error in await asyncio.gather(*asked, return_exceptions=True)]
 
@@ -69,7 +69,7 @@ async def test_only_a_server_that_ends_at_once_is_suspected_of_accepting_tls_alo
 
 
 @in_world
-async def test_what_no_service_serves_is_answered_with_code_3(world):
+async def test_a_request_without_a_service_is_answered_with_code_3(world):
     async with Stage(world) as stage:
         client = await stage.connect()
 
@@ -77,7 +77,7 @@ async def test_what_no_service_serves_is_answered_with_code_3(world):
 
 
 @in_world
-async def test_both_ends_ask_at_the_same_time_under_the_same_numbers(world):
+async def test_both_ends_can_send_requests_with_the_same_numbers_at_once(world):
     desk = Desk()
     async with Stage(world, desk) as stage:
         client = await stage.connect(echo)
@@ -94,7 +94,7 @@ async def test_both_ends_ask_at_the_same_time_under_the_same_numbers(world):
 
 
 @in_world
-async def test_one_way_requests_arrive_in_order_and_leave_nobody_waiting(world):
+async def test_one_way_requests_arrive_in_order_and_wait_for_no_answer(world):
     desk = Desk()
     async with Stage(world, desk) as stage:
         client = await stage.connect()
@@ -126,7 +126,7 @@ async def test_requests_that_arrive_together_are_answered_in_one_write(world):
 
 
 @in_world
-async def test_frames_may_come_byte_by_byte(world):
+async def test_a_frame_that_arrives_byte_by_byte_is_answered(world):
     async with Stage(world, echo) as stage:
         peer = await stage.raw()
         for byte in commands.encode(CODE, 5, body=b"slowly"):
@@ -163,7 +163,7 @@ async def test_every_request_has_a_deadline_of_its_own(world):
 
 
 @in_world
-async def test_a_shorter_deadline_that_comes_later_is_kept_too(world):
+async def test_a_later_request_with_a_shorter_deadline_times_out_first(world):
     async with Stage(world, Desk()) as stage:
         client = await stage.connect()
         long = asking(client, timeout_s=100.0)
@@ -195,7 +195,7 @@ async def test_a_late_answer_is_dropped_and_the_next_request_gets_its_own(world)
 
 
 @in_world
-async def test_an_answer_nobody_asked_for_changes_nothing(world):
+async def test_an_unsolicited_answer_is_ignored(world):
     async with Stage(world, echo) as stage:
         peer = await stage.raw()
         request = commands.decode(_one(commands.encode(CODE, 99)))
@@ -210,7 +210,7 @@ async def test_an_answer_nobody_asked_for_changes_nothing(world):
 
 @pytest.mark.fault("N6")
 @in_world
-async def test_a_lost_connection_fails_everybody_who_waits_at_once(world):
+async def test_a_lost_connection_fails_all_waiting_requests_at_once(world):
     async with Stage(world, Desk()) as stage:
         client = await stage.connect()
         waiting = [asking(client, timeout_s=1000.0) for _ in range(5)]
@@ -220,7 +220,7 @@ async def test_a_lost_connection_fails_everybody_who_waits_at_once(world):
         world.network.cut("server", "client")
         found = await asyncio.gather(*waiting, return_exceptions=True)
 
-        assert [type(each) for each in found] == [ConnectionLost] * 5
+        assert [type(error) for error in found] == [ConnectionLost] * 5
         assert world.now() - began < 0.01
         assert not client.is_open
         assert len(stage.lost) == 1
@@ -248,7 +248,7 @@ async def test_nothing_is_sent_on_a_closed_connection(world):
 
 
 @in_world
-async def test_what_was_written_before_closing_still_arrives(world):
+async def test_data_written_before_a_close_still_arrives(world):
     desk = Desk()
     async with Stage(world, desk) as stage:
         client = await stage.connect()
@@ -261,21 +261,21 @@ async def test_what_was_written_before_closing_still_arrives(world):
 
 
 @in_world
-async def test_cancelling_leaves_nothing_behind(world):
+async def test_cancelled_requests_leave_nothing_behind(world):
     desk = Desk()
     async with Stage(world, desk) as stage:
         client = await stage.connect()
         waiting = [asking(client, b"%d" % n, 60.0) for n in range(20)]
         await asyncio.sleep(1)
 
-        for each in waiting[::2]:
-            each.cancel()
+        for request in waiting[::2]:
+            request.cancel()
         await asyncio.gather(*waiting[::2], return_exceptions=True)
         assert len(client._exchange.waiting) == 10
         for index in range(20):
             desk.answer(index)
 
-        kept = [(await each).body for each in waiting[1::2]]
+        kept = [(await request).body for request in waiting[1::2]]
         assert kept == [b"%d" % n for n in range(1, 20, 2)]
         assert len(client._exchange.waiting) == 0
         assert client.is_open
@@ -285,7 +285,7 @@ async def test_cancelling_leaves_nothing_behind(world):
 
 
 @in_world
-async def test_a_request_too_large_for_a_frame_leaves_nobody_waiting(world):
+async def test_a_request_too_large_for_a_frame_is_refused_and_leaves_nothing_waiting(world):
     async with Stage(world, echo) as stage:
         client = await stage.connect()
 
@@ -337,7 +337,7 @@ def test_frames_before_an_unreadable_header_are_answered_and_those_behind_it_are
     "words",
     [(16 * 1024 * 1024 - 3, 10), (2**32 - 1, 10), (3, 0), (0, 0), (10, 7), (10, 2 << 24)],
 )
-def test_lengths_that_cannot_be_close_the_connection_before_anything_is_kept(words):
+def test_invalid_lengths_close_the_connection_at_once(words):
     @in_world
     async def scenario(world):
         async with Stage(world, echo) as stage:
@@ -355,7 +355,7 @@ def test_lengths_that_cannot_be_close_the_connection_before_anything_is_kept(wor
 
 
 @in_world
-async def test_a_peer_that_reads_slowly_is_not_read_until_it_has_caught_up(world):
+async def test_requests_of_a_slow_reader_are_not_read_until_it_has_caught_up(world):
     served = []
 
     def large(connection, request):
@@ -407,7 +407,7 @@ async def test_a_peer_that_leaves_too_much_unread_is_cut_off_and_the_others_are_
 
 
 @in_world
-async def test_whoever_waits_on_a_peer_that_is_cut_off_is_told(world):
+async def test_requests_to_a_peer_that_is_cut_off_fail_at_once(world):
     async with Stage(world, echo) as stage:
         deaf = await stage.raw()
         deaf.transport.pause_reading()
@@ -418,14 +418,14 @@ async def test_whoever_waits_on_a_peer_that_is_cut_off_is_told(world):
 
         found = await asyncio.gather(*asked, return_exceptions=True)
 
-        assert {type(each) for each in found} == {ConnectionLost}
+        assert {type(error) for error in found} == {ConnectionLost}
         assert world.now() - began < 1.0
         assert len(end._exchange.waiting) == 0
 
 
 @in_world
 async def test_one_read_full_of_large_requests_does_not_cut_off_a_peer_that_reads(world):
-    """Sixty pulls in one read ask for more than a peer may leave unread, and it leaves nothing."""
+    """Sixty pulls in one read ask for more than a peer may leave unread, but it reads all."""
     served, highest = [], 0
 
     def large(connection, request):
@@ -447,7 +447,7 @@ async def test_one_read_full_of_large_requests_does_not_cut_off_a_peer_that_read
 
 
 @in_world
-async def test_a_header_that_cannot_be_read_is_found_after_a_pause_too(world):
+async def test_an_unreadable_header_after_a_pause_closes_the_connection(world):
     def large(connection, request):
         return commands.answer(request, body=bytes(3 * 1024 * 1024))
 
@@ -465,7 +465,7 @@ async def test_a_header_that_cannot_be_read_is_found_after_a_pause_too(world):
 
 
 @in_world
-async def test_each_end_knows_where_the_other_is(world):
+async def test_each_end_knows_the_address_of_the_other(world):
     async with Stage(world) as stage:
         client = await stage.connect()
         await asyncio.sleep(1)
@@ -542,7 +542,7 @@ class Turns:
 
 
 def test_full_reads_one_after_another_share_one_turn():
-    """The loop delivers up to 32 of them without a look at other connections."""
+    """The loop delivers up to 32 of them before it looks at other connections."""
     turns = Turns()
     connection = Connection(turns, turns.serve, server=turns)
     connection.connection_made(turns)
@@ -562,7 +562,7 @@ def test_full_reads_one_after_another_share_one_turn():
 
 
 def test_a_long_header_is_decoded_in_a_turn_of_its_own():
-    """Those of several strangers would otherwise share one turn with the requests of clients."""
+    """Otherwise headers of several strangers would share one turn with requests of clients."""
     turns = Turns()
     stranger, client = (Connection(turns, turns.serve, server=turns) for _ in range(2))
     for connection in (stranger, client):

@@ -1,4 +1,4 @@
-"""Requests posted by whoever wrote them: together, in order, bounded, and told how it went."""
+"""Posted requests: written together, in order, bounded, and each with an answer or an error."""
 
 import asyncio
 
@@ -41,7 +41,7 @@ def watched(client):
 
 
 @in_world
-async def test_what_is_posted_in_one_turn_is_written_together_and_answered_each(world):
+async def test_requests_posted_in_one_turn_are_written_together_and_each_answered(world):
     async with Stage(world, echo) as stage:
         client = await stage.connect()
         writes = watched(client)
@@ -51,12 +51,12 @@ async def test_what_is_posted_in_one_turn_is_written_together_and_answered_each(
         await asyncio.sleep(1)
 
         assert len(writes) == 1
-        assert [each.told for each in ears] == [[b"%d" % n] for n in range(5)]
+        assert [ear.told for ear in ears] == [[b"%d" % n] for n in range(5)]
         assert len(client._exchange.waiting) == 0
 
 
 @in_world
-async def test_questions_that_can_wait_travel_with_what_is_posted(world):
+async def test_requests_that_are_not_urgent_are_written_with_posted_ones(world):
     async with Stage(world, echo) as stage:
         client = await stage.connect()
         writes = watched(client)
@@ -66,7 +66,7 @@ async def test_questions_that_can_wait_travel_with_what_is_posted(world):
             for body in (b"first", b"second")
         ]
         _, ear = post(client, world, b"third")
-        found = [each.body for each in await asyncio.gather(*asked)]
+        found = [answer.body for answer in await asyncio.gather(*asked)]
 
         assert len(writes) == 1
         assert found == [b"first", b"second"]
@@ -74,7 +74,7 @@ async def test_questions_that_can_wait_travel_with_what_is_posted(world):
 
 
 @in_world
-async def test_a_question_that_can_wait_has_its_deadline_all_the_same(world):
+async def test_a_request_that_is_not_urgent_still_has_a_deadline(world):
     async with Stage(world, Desk()) as stage:
         client = await stage.connect()
         begun = world.now()
@@ -99,12 +99,12 @@ async def test_a_long_turn_is_written_in_portions_and_in_order(world):
         await asyncio.sleep(1)
 
         assert portions > 5
-        assert [each.body for _, each in desk.asked[:100]] == [b"%d" % n for n in range(100)]
+        assert [request.body for _, request in desk.asked[:100]] == [b"%d" % n for n in range(100)]
         assert len(desk.asked) == 101
 
 
 @in_world
-async def test_posts_and_questions_share_numbers_and_deadlines(world):
+async def test_posted_and_awaited_requests_share_numbers_and_deadlines(world):
     desk = Desk()
     async with Stage(world, desk) as stage:
         client = await stage.connect()
@@ -124,7 +124,7 @@ async def test_posts_and_questions_share_numbers_and_deadlines(world):
 
 
 @in_world
-async def test_who_breaks_off_is_told_nothing(world):
+async def test_a_posted_request_that_is_broken_off_gets_no_answer(world):
     async with Stage(world, echo) as stage:
         client = await stage.connect()
         opaque, ear = post(client, world, b"x")
@@ -137,7 +137,7 @@ async def test_who_breaks_off_is_told_nothing(world):
 
 
 @in_world
-async def test_a_lost_connection_is_told_once_and_takes_no_more(world):
+async def test_a_lost_connection_fails_posted_requests_once_and_refuses_new_ones(world):
     async with Stage(world, Desk()) as stage:
         client = await stage.connect()
         _, ear = post(client, world, b"x")
@@ -155,7 +155,7 @@ async def test_a_lost_connection_is_told_once_and_takes_no_more(world):
 
 
 @in_world
-async def test_what_was_posted_before_the_end_still_goes_out(world):
+async def test_requests_posted_before_a_close_are_still_sent(world):
     desk = Desk()
     async with Stage(world, desk) as stage:
         client = await stage.connect()
@@ -163,11 +163,11 @@ async def test_what_was_posted_before_the_end_still_goes_out(world):
         client.close()
         await asyncio.sleep(1)
 
-        assert [each.body for _, each in desk.asked] == [b"last words"]
+        assert [request.body for _, request in desk.asked] == [b"last words"]
 
 
 @in_world
-async def test_who_posts_much_is_not_cut_off_and_hears_the_answers(world):
+async def test_a_peer_that_posts_much_is_not_cut_off_and_gets_its_answers(world):
     """Both sides have written more than the other takes in at once."""
     async with Stage(world, echo) as stage:
         client = await stage.connect()
@@ -178,12 +178,12 @@ async def test_who_posts_much_is_not_cut_off_and_hears_the_answers(world):
         client.ask(CODE, timeout_s=1000.0).close()
         await asyncio.sleep(50)
 
-        assert [len(each.told[0]) for each in ears] == [size] * count
+        assert [len(ear.told[0]) for ear in ears] == [size] * count
         assert client.is_open
 
 
 @in_world
-async def test_who_has_written_too_much_can_wait(world):
+async def test_a_sender_can_wait_until_its_backlog_is_written(world):
     async with Stage(world, echo) as stage:
         client = await stage.connect()
         assert not client.is_backed_up

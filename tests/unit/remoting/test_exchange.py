@@ -1,4 +1,4 @@
-"""The table of what was asked: numbers, deadlines, and that nothing stays in it."""
+"""The table of open requests: numbers, deadlines, and that nothing stays in it."""
 
 import random
 
@@ -29,7 +29,7 @@ def test_numbers_rise_and_find_their_waiters_in_any_order(exchange):
     assert len(exchange.waiting) == 0
 
 
-def test_a_late_or_repeated_or_unknown_answer_finds_nobody(exchange):
+def test_a_late_repeated_or_unknown_answer_finds_no_waiter(exchange):
     number = enter(exchange, "waiter", 1.0)
     assert exchange.expired(1.0) == ["waiter"]
     assert exchange.waiting.pop(number, None) is None
@@ -48,7 +48,7 @@ def test_numbers_wrap_within_31_bits():
     assert exchange.waiting == {LAST: "last", 0: "wrapped", 1: "next"}
 
 
-def test_a_number_without_a_waiter_is_nobody_s(exchange):
+def test_a_number_without_a_waiter_finds_no_waiter(exchange):
     waiting = enter(exchange, "waiter", 1.0)
     number = exchange.number()
 
@@ -57,7 +57,7 @@ def test_a_number_without_a_waiter_is_nobody_s(exchange):
     assert enter(exchange, "next", 1.0) not in (waiting, number)
 
 
-def test_deadlines_come_in_their_own_order_not_in_that_of_the_requests(exchange):
+def test_deadlines_expire_in_their_own_order(exchange):
     for seconds in (5.0, 1.0, 3.0, 2.0, 4.0):
         enter(exchange, seconds, seconds)
 
@@ -69,7 +69,7 @@ def test_deadlines_come_in_their_own_order_not_in_that_of_the_requests(exchange)
     assert exchange.next_deadline() is None
 
 
-def test_an_answered_request_is_no_deadline(exchange):
+def test_an_answered_request_no_longer_has_a_deadline(exchange):
     soon, later = enter(exchange, "soon", 1.0), enter(exchange, "later", 2.0)
 
     exchange.waiting.pop(soon, None)
@@ -79,7 +79,7 @@ def test_an_answered_request_is_no_deadline(exchange):
     assert exchange.next_deadline() is None
 
 
-def test_closing_returns_everybody_in_the_order_they_asked_and_keeps_nobody(exchange):
+def test_closing_returns_all_waiters_in_the_order_they_were_added(exchange):
     for name, deadline in (("a", 3.0), ("b", 1.0), ("c", 2.0)):
         enter(exchange, name, deadline)
     exchange.waiting.pop(1, None)
@@ -118,8 +118,8 @@ def test_sweeping_loses_no_deadline(exchange):
             assert exchange.waiting.pop(number, None) == model.pop(number)
         else:
             now += chance.uniform(0, 5)
-            due = sorted(each for each in model.values() if each <= now)
-            model = {k: each for k, each in model.items() if each > now}
+            due = sorted(moment for moment in model.values() if moment <= now)
+            model = {k: moment for k, moment in model.items() if moment > now}
             assert exchange.expired(now) == due
         assert exchange.next_deadline() == min(model.values(), default=None)
         assert len(exchange.waiting) == len(model)

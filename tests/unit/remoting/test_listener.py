@@ -1,4 +1,4 @@
-"""A server's connections: silence ends them, a limit bounds them, and the door can be closed."""
+"""The connections of a server: idle timeout, limit of their number, and the end of listening."""
 
 import asyncio
 import errno
@@ -36,14 +36,14 @@ async def test_a_silent_connection_is_closed_and_a_busy_one_is_not(world):
 
 @pytest.mark.fault("N6")
 @in_world
-async def test_a_frame_that_trickles_in_is_not_waited_for_longer_than_silence(world):
+async def test_a_frame_that_trickles_in_is_cut_off_after_the_idle_time(world):
     frame = commands.encode(CODE, 1, body=b"x" * 1000)
     async with Stage(world, echo) as stage:
         loris, steady = await stage.raw(), await stage.raw()
         began = world.now()
         for at in range(300):
             loris.write(frame[at : at + 1])
-            # As often, but whole frames: that is a peer like any other.
+            # As often, but in complete frames, like any other peer.
             steady.write(commands.encode(CODE, at))
             await asyncio.sleep(1)
 
@@ -72,7 +72,7 @@ async def test_a_peer_that_breaks_off_in_the_middle_of_a_frame_leaves_nothing_be
 
 
 @in_world
-async def test_a_peer_that_always_has_a_frame_under_way_is_not_taken_for_slow(world):
+async def test_a_peer_that_always_has_an_incomplete_frame_is_not_cut_off_as_slow(world):
     """Every piece ends one frame and begins the next."""
     async with Stage(world, echo) as stage:
         peer = await stage.raw()
@@ -95,8 +95,8 @@ async def test_one_connection_too_many_is_refused_and_the_others_are_served(worl
         outside = [await stage.raw() for _ in range(5)]
         await asyncio.sleep(1)
 
-        assert all(each.closed_at is not None for each in outside)
-        assert all([await answered(each) for each in inside])
+        assert all(peer.closed_at is not None for peer in outside)
+        assert all([await answered(peer) for peer in inside])
         assert stage.listener.connections == 3
         assert stage.lost == []
 
@@ -106,7 +106,7 @@ async def test_one_connection_too_many_is_refused_and_the_others_are_served(worl
 
 
 @in_world
-async def test_a_refused_client_is_told_at_once(world):
+async def test_a_refused_connection_is_closed_at_once(world):
     async with Stage(world, echo, connections_max=1) as stage:
         await stage.connect()
         await asyncio.sleep(1)
@@ -120,7 +120,7 @@ async def test_a_refused_client_is_told_at_once(world):
 
 
 @in_world
-async def test_a_closed_door_lets_nobody_in_and_nobody_out(world):
+async def test_stop_listening_refuses_new_connections_and_keeps_open_ones(world):
     async with Stage(world, echo) as stage:
         inside = await stage.connect()
         assert await answered(inside)
@@ -136,7 +136,7 @@ async def test_a_closed_door_lets_nobody_in_and_nobody_out(world):
 
 
 @in_world
-async def test_silence_is_watched_for_behind_a_closed_door_too(world):
+async def test_silent_connections_are_closed_after_stop_listening(world):
     async with Stage(world, echo) as stage:
         silent = await stage.raw()
         await asyncio.sleep(1)
@@ -147,7 +147,7 @@ async def test_silence_is_watched_for_behind_a_closed_door_too(world):
 
 
 @in_world
-async def test_closing_sends_what_was_collected_and_ends_everybody(world):
+async def test_closing_a_listener_sends_posted_frames_and_closes_all_connections(world):
     async with Stage(world, lambda *_: None) as stage:
         peers = [await stage.raw() for _ in range(3)]
         await asyncio.sleep(1)
@@ -158,14 +158,14 @@ async def test_closing_sends_what_was_collected_and_ends_everybody(world):
         stage.listener.close()
         await asyncio.sleep(1)
 
-        assert [each.answers()[7].body for each in peers] == [b"goodbye"] * 3
-        assert all(each.closed_at is not None for each in peers)
+        assert [peer.answers()[7].body for peer in peers] == [b"goodbye"] * 3
+        assert all(peer.closed_at is not None for peer in peers)
         assert stage.listener.connections == 0
         assert len(stage.lost) == 3
 
 
 @in_world
-async def test_an_address_is_opened_once(world):
+async def test_listening_twice_at_one_address_is_refused(world):
     async with Stage(world) as stage:
         assert stage.listener.address == (SERVER, PORT)
         second = Stage(world)

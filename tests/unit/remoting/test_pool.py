@@ -1,4 +1,4 @@
-"""A client's connections: one an address, whoever asks; and again when it was lost."""
+"""The connections of a client: one per address, shared by all callers, and reopened when lost."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ def pool_of(stage, service=echo):
 
 
 @in_world
-async def test_callers_that_come_together_share_one_connection(world):
+async def test_concurrent_callers_share_one_connection(world):
     async with Stage(world, echo) as stage:
         pool = pool_of(stage)
 
@@ -24,7 +24,7 @@ async def test_callers_that_come_together_share_one_connection(world):
         found.append(await pool.connection(ADDRESS))
         await asyncio.sleep(1)
 
-        assert len({id(each) for each in found}) == 1
+        assert len({id(connection) for connection in found}) == 1
         assert stage.listener.connections == 1
         assert pool.opened() == [found[0]]
         await pool.close()
@@ -48,14 +48,14 @@ async def test_a_lost_connection_is_opened_again_when_needed(world):
 
 
 @in_world
-async def test_nobody_listening_is_told_at_once_and_tried_again_next_time(world):
+async def test_a_refused_connect_fails_at_once_and_is_tried_again_next_time(world):
     stage = Stage(world, echo)
     pool = pool_of(stage)
     began = world.now()
     problems = await asyncio.gather(
         *[pool.connection(ADDRESS) for _ in range(5)], return_exceptions=True
     )
-    assert [type(each) for each in problems] == [ConnectFailed] * 5
+    assert [type(problem) for problem in problems] == [ConnectFailed] * 5
     assert ADDRESS in str(problems[0])
     assert world.now() - began < 1.0
 
@@ -65,7 +65,7 @@ async def test_nobody_listening_is_told_at_once_and_tried_again_next_time(world)
 
 
 @in_world
-async def test_a_host_that_does_not_answer_is_given_up(world):
+async def test_connecting_to_a_silent_host_times_out(world):
     async with Stage(world, echo) as stage:
         pool = pool_of(stage)
         world.network.partition("server", "client")
@@ -80,7 +80,7 @@ async def test_a_host_that_does_not_answer_is_given_up(world):
 
 
 @in_world
-async def test_an_impatient_caller_does_not_take_the_connection_from_the_others(world):
+async def test_a_cancelled_caller_does_not_cancel_the_connect_of_others(world):
     async with Stage(world, echo) as stage:
         world.network.slow("server", "client", 0.5)
         pool = pool_of(stage)
@@ -96,20 +96,20 @@ async def test_an_impatient_caller_does_not_take_the_connection_from_the_others(
 
 
 @in_world
-async def test_a_failure_nobody_waits_for_any_more_is_no_surprise(world):
+async def test_a_failed_connect_without_callers_leaves_no_unseen_error(world):
     async with Stage(world, echo) as stage:
         world.network.partition("server", "client")
         pool = pool_of(stage)
         caller = asyncio.ensure_future(pool.connection(ADDRESS))
         await asyncio.sleep(0.1)
         caller.cancel()
-        await asyncio.sleep(CONNECT_TIMEOUT_S + 1)  # the world fails where an error goes unseen
+        await asyncio.sleep(CONNECT_TIMEOUT_S + 1)  # the world fails if an error goes unseen
 
         assert pool._opening == {}
 
 
 @in_world
-async def test_closing_ends_what_is_open_and_what_is_being_opened(world):
+async def test_closing_a_pool_closes_open_and_opening_connections(world):
     async with Stage(world, echo) as stage:
         pool = pool_of(stage)
         opened = await pool.connection(ADDRESS)
@@ -129,7 +129,7 @@ async def test_closing_ends_what_is_open_and_what_is_being_opened(world):
 
 
 @in_world
-async def test_addresses_have_connections_of_their_own(world):
+async def test_each_address_has_a_connection_of_its_own(world):
     async with Stage(world, echo) as stage:
         pool = pool_of(stage)
         by_address, by_name = await pool.connection(ADDRESS), await pool.connection("server:9000")
@@ -142,8 +142,8 @@ async def test_addresses_have_connections_of_their_own(world):
 
 
 @in_world
-async def test_a_name_that_cannot_be_one_is_a_failed_connect(world):
-    """As the system's resolver says it: it has an error of its own for such names."""
+async def test_an_invalid_host_name_is_a_failed_connect(world):
+    """The system's resolver has an error of its own for invalid names."""
 
     class Resolver:
         async def connect(self, factory, host, port):
@@ -165,11 +165,11 @@ async def test_a_name_that_cannot_be_one_is_a_failed_connect(world):
         ("[fe80::1%eth0]:65535", ("fe80::1%eth0", 65535)),
     ],
 )
-def test_addresses_are_host_and_port(text, expected):
+def test_addresses_are_split_into_host_and_port(text, expected):
     assert split_address(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "host", "host:", ":80", "host:x", "host:-1", "host:65536"])
-def test_what_is_no_address_is_said_so(text):
+def test_a_malformed_address_is_refused(text):
     with pytest.raises(ConfigError, match="host:port"):
         split_address(text)

@@ -1,4 +1,4 @@
-"""Requests of one code that a service takes at once, and what becomes of one that is unusual."""
+"""Requests of one code that a service handles at once, and how an unusual one is handled."""
 
 import struct
 
@@ -82,7 +82,7 @@ def end(number):
     return commands.encode(END, number, EndTransaction("P", number, 0, 8, False, "U"))
 
 
-def test_what_follows_each_other_is_served_at_once_up_to_another_code_and_a_limit():
+def test_requests_of_one_code_are_served_in_runs_up_to_a_limit():
     peer = Peer()
     connection = peer.connect(Dispatcher(peer.table()))
 
@@ -93,7 +93,7 @@ def test_what_follows_each_other_is_served_at_once_up_to_another_code_and_a_limi
     assert peer.answers() == [(7, 0)]
 
 
-def test_an_unusual_request_is_served_alone_in_its_turn_and_its_error_is_its_own():
+def test_an_unusual_request_is_served_alone_in_order_with_its_own_error():
     peer = Peer(usual=lambda number: number not in (3, 5))
     connection = peer.connect(Dispatcher(peer.table()))
 
@@ -103,7 +103,7 @@ def test_an_unusual_request_is_served_alone_in_its_turn_and_its_error_is_its_own
     assert peer.answers() == [(3, 0), (5, NotFound.code)]
 
 
-def test_a_run_that_fails_is_served_one_by_one_and_only_what_fails_is_refused():
+def test_a_run_that_fails_is_served_one_by_one():
     peer = Peer(usual=None)
     connection = peer.connect(Dispatcher(peer.table()))
 
@@ -126,7 +126,7 @@ def test_requests_before_an_unreadable_one_of_their_run_are_served():
     assert peer.is_broken
 
 
-def test_with_an_authorizer_each_is_looked_at_and_served_alone():
+def test_with_an_authorizer_each_request_is_checked_and_served_alone():
     peer, looked_at = Peer(), []
     look = Dispatcher(peer.table(), lambda connection, request: looked_at.append(request.opaque))
     connection = peer.connect(look)
@@ -143,7 +143,7 @@ class _Leadership:
         return self.is_leading
 
 
-def test_a_closed_gate_lets_no_run_through():
+def test_a_closed_leader_gate_stops_runs():
     peer, leadership = Peer(), _Leadership()
     gate = LeaderGate(leadership)
     connection = peer.connect(gate.before(Dispatcher(peer.table())))

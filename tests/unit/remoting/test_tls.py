@@ -112,7 +112,7 @@ def test_the_check_of_names_can_be_turned_off(files):
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_a_client_proves_who_it_is(files, caplog, version):
+def test_a_client_must_show_a_trusted_certificate(files, caplog, version):
     async def scenario(stage):
         assert await ask_through(stage, trusting(files, files.client), version) == b"x"
         for pair, why in (
@@ -135,7 +135,7 @@ def test_a_client_proves_who_it_is(files, caplog, version):
 
 
 @pytest.mark.parametrize("is_required", [True, False])
-def test_plain_bytes_are_served_or_refused_at_once(files, caplog, is_required):
+def test_plain_connections_are_served_or_refused_by_the_tls_mode(files, caplog, is_required):
     async def scenario(stage):
         assert await ask_through(stage, trusting(files)) == b"x"
         for _ in range(9):
@@ -147,7 +147,7 @@ def test_plain_bytes_are_served_or_refused_at_once(files, caplog, is_required):
     assert caplog.text.count(line) == (1 if is_required else 0)
 
 
-def test_a_port_without_tls_says_what_came(files, caplog):
+def test_a_port_without_tls_logs_that_the_peer_speaks_tls(files, caplog):
     async def scenario(stage):
         error = await failure(ask_through(stage, trusting(files)))
         assert "TLS: the peer closed the connection during the handshake" in str(error)
@@ -158,7 +158,7 @@ def test_a_port_without_tls_says_what_came(files, caplog):
 
 
 @pytest.mark.parametrize("bytes_sent", [b"", NEVER_COMPLETE[:300]])
-def test_a_slow_handshake_is_not_waited_for(files, bytes_sent):
+def test_a_slow_handshake_is_cut_off_after_its_timeout(files, bytes_sent):
     async def scenario(stage):
         raw = await stage.raw()
         began = stage.world.now()
@@ -177,7 +177,7 @@ def test_a_slow_handshake_is_not_waited_for(files, bytes_sent):
     run(scenario, port(files.good), connections_max=1)
 
 
-def test_a_handshake_takes_no_more_than_its_bytes(files, caplog):
+def test_a_handshake_above_the_byte_limit_is_cut_off(files, caplog):
     async def scenario(stage):
         raw = await stage.raw()
         raw.write(NEVER_COMPLETE)
@@ -193,7 +193,7 @@ def test_a_handshake_takes_no_more_than_its_bytes(files, caplog):
     assert f"the handshake takes more than {TLS_HANDSHAKE_BYTES_MAX} bytes" in caplog.text
 
 
-def test_a_peer_that_reads_nothing_is_not_served_on(files):
+def test_a_peer_that_reads_nothing_over_tls_is_not_served_further(files):
     """The limits of a plain connection hold: the answers wait in the same buffer."""
     served = []
 
@@ -219,7 +219,7 @@ def test_a_peer_that_reads_nothing_is_not_served_on(files):
     run(scenario, port(files.good), service)
 
 
-def test_both_ends_of_a_closed_connection_are_told(files):
+def test_both_ends_notice_a_closed_connection(files):
     async def scenario(stage):
         context = ClientContext(trusting(files))
         pool = ConnectionPool(stage.client.network, stage.client.clock, tls=context)
@@ -242,7 +242,7 @@ def test_both_ends_of_a_closed_connection_are_told(files):
     run(scenario, port(files.good))
 
 
-def test_a_client_takes_changed_files_for_its_next_connection(files, tmp_path):
+def test_a_client_reads_changed_certificates_for_its_next_connection(files, tmp_path):
     pair = tmp_path / "own.pem", tmp_path / "own.key"
 
     def show(shown):
@@ -267,8 +267,8 @@ def test_a_client_takes_changed_files_for_its_next_connection(files, tmp_path):
     run(scenario, port(files.good, client_ca=files.ours.certificate))
 
 
-def test_a_peer_that_ends_its_side_receives_its_answer(files):
-    """With the end of the stream alone, or with the end of the records before it."""
+def test_a_peer_that_half_closes_its_side_receives_its_answer(files):
+    """With or without the closing alert of TLS before the end of the stream."""
 
     async def scenario(stage):
         context = ClientContext(trusting(files))

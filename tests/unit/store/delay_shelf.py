@@ -28,7 +28,7 @@ class DelayShelf(Shelf):
         return (0, START_MS, HOST, self.next_ms(), HOST, 0, 0)
 
     def later(self, body: bytes, due_ms: int, line: int | Line = LEVEL, topic="T", number=0):
-        """Stage a message that waits, and say where."""
+        """Stage a delayed message, and return its place."""
         line = line if isinstance(line, Line) else self.delays.line(line)
         text = properties.render({"UNIQ_KEY": body.decode(), "KEYS": f"k{body.decode()}"})
         data = text.encode() + records.real_place(topic, number)
@@ -44,7 +44,7 @@ class DelayShelf(Shelf):
         return found
 
     def leave(self, due: Due) -> bytes:
-        """Stage a message that is due where it really goes; what it says."""
+        """Stage a due message in its real topic, and return its body."""
         waited = self.delays.read(due)
         text = waited.properties
         topic = properties.find(text, properties.REAL_TOPIC)
@@ -65,7 +65,7 @@ class DelayShelf(Shelf):
         return waited.body
 
     def leave_all(self, now_ms, at_most=1000):
-        """Stage what may leave now, as a round of the deliverer does."""
+        """Stage the messages that may leave now, as a round of the deliverer does."""
         left = []
         while (
             len(left) < at_most
@@ -84,15 +84,15 @@ class DelayShelf(Shelf):
         return delivered
 
     def publish_unsynced(self):
-        """What a broker that does not wait for the disk does."""
+        """Publish before the sync, as a broker with async flush does."""
         self.store.publish(self.store.write())
 
     def recall(self, due: Due) -> None:
-        """Stage that a message shall not come."""
+        """Stage the recall of a message."""
         self.delays.recall(due, self._postmark(), b"")
 
     def waits(self, now_ms=1 << 50):
-        """Who would still come: tried on a store that is opened on a copy of the disk."""
+        """The messages that would still be delivered, tried on a copy of the disk."""
         twin = type(self)(self.disk.clone(), self.sizes, self.floors)
         try:
             return twin.deliver(now_ms)

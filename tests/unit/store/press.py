@@ -1,4 +1,4 @@
-"""A store with its flusher, as a broker runs them, and peers that note what they are answered."""
+"""A store with its flusher, as a broker runs them, and peers that record their answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from txmq_broker.services.flusher import Flusher
 
 
 class PaperTransport(asyncio.Transport):
-    """Hands what is written to whoever wants it."""
+    """Passes written bytes to a callback."""
 
     def __init__(self, read):
         super().__init__({"peername": ("10.0.0.9", 40000)})

@@ -70,7 +70,7 @@ class Shelf:
         self.store.close()
 
     def restart(self):
-        """Stop as kill -9 does: nothing is saved, what was written stays."""
+        """Stop as kill -9 does: nothing more is saved, and written bytes stay."""
         self.close()
         return self.open()
 
@@ -117,7 +117,7 @@ class Shelf:
         return halves.pending.unpack(halves.opening[key])
 
     def decide(self, unique, kind, reason=""):
-        """Stage what becomes of an open transaction."""
+        """Stage the decision on an open transaction."""
         halves, key = self.store.halves, transaction_key(unique)
         source = DecisionSource.BROKER if kind is DecisionKind.PARKED else DecisionSource.PRODUCER
         halves.decide(
@@ -168,7 +168,7 @@ class Shelf:
         return placed
 
     def checkpoint(self):
-        """Save the indexes as far as there is anything to save."""
+        """Save the indexes of everything that is not indexed yet."""
         while (stretch := self.store.checkpoints.next_range()) is not None:
             self.sync()
             pending = self.store.checkpoints.begin(stretch)
@@ -207,7 +207,7 @@ class Shelf:
         return found
 
     def everything(self):
-        """All queues that were ever named, with bounds and messages."""
+        """All known queues, with bounds and messages."""
         return {
             place: (queue.min_offset, queue.max_offset, self.bodies(*place))
             for place, queue in sorted(self.queues().items())
@@ -257,5 +257,5 @@ def rewrite(disk, path, data):
 
 
 def collect_garbage():
-    """Let go of what nobody holds; files that were never closed then show themselves."""
+    """Collect garbage, so that files that were never closed are reported."""
     gc.collect()

@@ -45,7 +45,7 @@ def text_of(disk, path):
 # --- the bytes ---
 
 
-def test_a_person_can_read_the_file_and_see_whose_it_is():
+def test_the_file_is_readable_text_with_its_owner_in_the_header():
     header, text = PACKED.split(b"\n", 1)
 
     assert header.startswith(b'{"name":"topics.json","owner":"0123456789abcdef","size":')
@@ -82,7 +82,7 @@ def test_every_cut_is_detected():
         (pack("groups.json", OURS, TEXT), "it holds 'groups.json'"),
     ],
 )
-def test_damage_is_named_for_what_it_is(data, text):
+def test_each_kind_of_damage_has_its_own_message(data, text):
     with pytest.raises(RemoteProtocolError, match=text):
         unpack("topics.json", data)
 
@@ -91,7 +91,7 @@ def test_damage_is_named_for_what_it_is(data, text):
 
 
 @pytest.mark.parametrize("is_doubled", [False, True])
-def test_what_is_saved_is_loaded(is_doubled, caplog):
+def test_a_saved_text_is_loaded_again(is_doubled, caplog):
     disk = MemoryDisk()
     assert opened(disk).load(OURS) is None
 
@@ -136,7 +136,7 @@ DAMAGE = {
 
 @pytest.mark.parametrize("is_doubled", [False, True])
 @pytest.mark.parametrize("how", DAMAGE)
-def test_a_damaged_file_is_named_and_its_predecessor_takes_its_place(how, is_doubled, caplog):
+def test_a_damaged_file_is_reported_and_replaced_by_its_predecessor(how, is_doubled, caplog):
     data, reason = DAMAGE[how]
     disk = saved(b"before", TEXT, is_doubled=is_doubled)
     disk.remove(PATH)
@@ -173,7 +173,7 @@ def mend(disk, text, *, is_doubled):
 
 @pytest.mark.parametrize("how", DAMAGE)
 @pytest.mark.parametrize("old", [None, b"", PACKED[:-1], pack("topics.json", "other", TEXT)])
-def test_where_neither_is_whole_both_are_named(how, old):
+def test_with_file_and_predecessor_damaged_the_load_fails_and_names_both(how, old):
     data, reason = DAMAGE[how]
     disk = saved(b"before", TEXT)
     for path, content in ((PATH, data), (OLD, old)):
@@ -191,7 +191,7 @@ def test_where_neither_is_whole_both_are_named(how, old):
     assert OLD in str(caught.value)
 
 
-def test_a_damaged_predecessor_is_told_and_replaced(caplog):
+def test_a_damaged_predecessor_is_reported_and_replaced_by_the_next_save(caplog):
     disk = saved(b"before", TEXT)
     put(disk, OLD, PACKED[:-1])
     file = opened(disk)
@@ -204,7 +204,7 @@ def test_a_damaged_predecessor_is_told_and_replaced(caplog):
     assert text_of(disk, OLD) == TEXT
 
 
-def test_a_file_of_another_directory_is_refused_and_named():
+def test_a_file_of_another_directory_is_refused():
     disk = saved(b"before", TEXT)
     put(disk, PATH, pack("topics.json", "fedcba", TEXT))
 
@@ -214,7 +214,7 @@ def test_a_file_of_another_directory_is_refused_and_named():
     assert opened(disk).load("") == TEXT
 
 
-def test_what_the_disk_cannot_read_is_restored(caplog):
+def test_a_file_that_the_disk_cannot_read_is_restored_from_its_predecessor(caplog):
     disk = saved(b"before", TEXT)
     disk.fail_reads(times=1)
 
@@ -247,7 +247,7 @@ def test_a_crash_anywhere_in_a_save_leaves_the_old_text_or_the_new_one(loss, is_
             assert found in (b"old", b"new"), event
             assert not caplog.messages, "a crash is not damage"
 
-            # Each of the two alone carries on, as far as both were there.
+            # Either of the two alone is enough to carry on, if both were there.
             file.save(OURS, found)
             assert file.is_complete
             twin.remove(PATH)

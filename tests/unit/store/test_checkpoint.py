@@ -1,4 +1,4 @@
-"""Index files: what is whole in them is used, the rest is cut off and made again from the log."""
+"""Index files: whole chunks are used, and the rest is cut off and rebuilt from the log."""
 
 import errno
 import zlib
@@ -62,7 +62,7 @@ def disk():
     return MemoryDisk()
 
 
-def test_a_chunk_reads_as_it_was_written(disk):
+def test_a_chunk_is_read_back_as_it_was_written(disk):
     saved(disk, 1000, 2000)
 
     index, chunks = loaded(disk)
@@ -80,7 +80,7 @@ def test_a_chunk_reads_as_it_was_written(disk):
     assert [chunk.lines for chunk in chunks] == [LINES, LINES]
 
 
-def test_a_chunk_leaves_out_what_lies_behind_its_stretch(disk):
+def test_a_chunk_leaves_out_entries_beyond_its_range(disk):
     queues, keys = indexes()
 
     _, chunk = draft(LOG, LogRange(0, 40, 0, 0), queues, keys, NONE, LINES)
@@ -89,14 +89,14 @@ def test_a_chunk_leaves_out_what_lies_behind_its_stretch(disk):
     assert chunk.keys == 4
 
 
-def test_a_chunk_may_hold_nothing(disk):
+def test_a_chunk_can_be_empty(disk):
     index = IndexFile(disk, 0, LOG)
     index.append(*draft(LOG, LogRange(0, 1000, 0, 0), [], KeyIndex(), NONE, LINES))
 
     assert [chunk.part.end for chunk in loaded(disk)[1]] == [1000]
 
 
-def test_a_chunk_may_hold_more_queues_than_one_read_shows(disk):
+def test_a_chunk_can_hold_more_queues_than_one_read_covers(disk):
     topics = [f"{'t' * 120}-{number}" for number in range(200)]
     saved(disk, 100_000, topics=topics)
 
@@ -120,7 +120,7 @@ def test_an_index_file_cut_anywhere_keeps_its_whole_chunks(disk):
         assert index.file.size() == index.size == ends[expected]
 
 
-def test_any_bit_turned_over_in_the_last_chunk_drops_it(disk):
+def test_any_flipped_bit_in_the_last_chunk_drops_it(disk):
     saved(disk, 1000, 2000)
     last = loaded(disk)[1][-1]
 
@@ -131,7 +131,7 @@ def test_any_bit_turned_over_in_the_last_chunk_drops_it(disk):
         assert len(loaded(twin)[1]) == 1, position
 
 
-def test_a_chunk_that_takes_the_place_of_a_broken_one_is_not_mistaken_for_it(disk):
+def test_a_chunk_written_over_a_broken_one_is_read_back_correctly(disk):
     saved(disk, 1000, 2000)
     disk.flip_bit(PATH, disk.open(PATH).size() - 1)
     index, chunks = loaded(disk)
@@ -146,7 +146,7 @@ def test_a_chunk_that_takes_the_place_of_a_broken_one_is_not_mistaken_for_it(dis
     assert [position for position, _, _, _ in queue.read(0, 9)] == [1500, 1510, 1520]
 
 
-def test_any_bit_turned_over_in_an_earlier_chunk_drops_it_or_is_reported_when_read(disk):
+def test_any_flipped_bit_in_an_earlier_chunk_drops_it_or_fails_when_it_is_read(disk):
     saved(disk, 1000, 2000)
     first = loaded(disk)[1][0]
 
@@ -168,7 +168,7 @@ def test_any_bit_turned_over_in_an_earlier_chunk_drops_it_or_is_reported_when_re
 
 
 @pytest.mark.parametrize("end", [0, 999, 1000, 1999, 2000])
-def test_chunks_that_know_more_than_the_log_are_dropped(disk, end):
+def test_chunks_beyond_the_end_of_the_log_are_dropped(disk, end):
     saved(disk, 1000, 2000, 3000)
 
     _, chunks = loaded(disk, end)
@@ -226,7 +226,7 @@ def test_an_index_that_does_not_fit_on_the_disk_gives_the_room_back(disk):
     assert [chunk.part.end for chunk in loaded(disk, 99_000)[1]] == [1000, 99_000]
 
 
-def test_segments_with_an_index_are_known_by_its_name(disk):
+def test_segments_with_an_index_are_found_by_the_names_of_index_files(disk):
     for name in (path_of(0), path_of(77), "index/77.idx", "index/x.idx", f"{path_of(5)}.new"):
         rewrite(disk, name, b"")
 

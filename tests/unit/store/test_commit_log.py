@@ -36,7 +36,7 @@ def sync(log):
 
 
 def durable_end(disk):
-    """How far the log reaches without what is not synced."""
+    """The end of the log without its unsynced bytes."""
     disk = disk.clone()
     disk.crash(loss=Loss.EVERYTHING)
     segments = Segments(disk, SIZE)
@@ -63,7 +63,7 @@ def test_a_span_has_the_same_bytes_whatever_its_pieces(disk, size):
     assert (found.size, found.checksum) == (end, crc32(payload))
 
 
-def test_records_lie_where_they_were_told(log):
+def test_records_are_written_at_the_positions_given_at_staging(log):
     first = log.next_position
     log.stage((b"head", b"body"), 8, 0)
     second = log.next_position
@@ -76,7 +76,7 @@ def test_records_lie_where_they_were_told(log):
     assert log.staged_bytes == 0
 
 
-def test_a_span_tells_how_much_was_durable_before_it(log, disk):
+def test_the_head_of_a_span_states_how_much_was_durable_before_it(log, disk):
     write(log, 100)
     sync(log)
     write(log, 100)
@@ -87,7 +87,7 @@ def test_a_span_tells_how_much_was_durable_before_it(log, disk):
     assert read_head(data, 100, 100).durable == 100
 
 
-def test_what_could_not_be_written_is_gone_and_its_place_free(log, disk):
+def test_the_position_of_a_failed_write_is_reused(log, disk):
     write(log, 100)
     disk.fail_writes(times=1)
     with pytest.raises(WriteFailed):
@@ -155,7 +155,7 @@ def test_many_files_completed_before_a_sync_are_all_synced_by_it(log, disk):
     assert len(log.sync_point().files) == 1
 
 
-def test_syncs_that_end_in_another_order_take_nothing_back(log):
+def test_syncs_that_end_out_of_order_never_lower_the_durable_end(log):
     write(log, 100)
     early = log.sync_point()
     write(log, 100)

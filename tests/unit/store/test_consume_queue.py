@@ -1,4 +1,4 @@
-"""One queue: what is visible, what its floor hides, what lies in blocks and what in memory."""
+"""One queue: its visible entries, its floor, its blocks and its entries in memory."""
 
 import zlib
 
@@ -84,7 +84,7 @@ def test_the_tail_can_be_cut_at_any_position_of_the_log(count):
     assert queue.tail_before(1000 * count - 1) == packed(range(count))
 
 
-def test_the_first_record_found_in_the_log_may_have_any_offset():
+def test_the_first_record_restored_from_the_log_can_have_any_offset():
     queue = ConsumeQueue("T", 0)
 
     assert queue.restore(7, entry(7))
@@ -110,7 +110,7 @@ def test_a_record_that_does_not_follow_the_blocks_is_refused():
     assert queue.restore(4, entry(4))
 
 
-def test_records_below_the_floor_are_passed_over():
+def test_restored_records_below_the_floor_stay_hidden():
     queue = ConsumeQueue("T", 0, floor=2)
 
     assert all(queue.restore(number, entry(number)) for number in range(4))
@@ -120,7 +120,7 @@ def test_records_below_the_floor_are_passed_over():
 
 
 @pytest.mark.parametrize("floor", [0, 2, 4, 5, 6, 8])
-def test_blocks_found_in_index_files_are_hidden_as_far_as_the_floor_goes(floor):
+def test_blocks_from_index_files_are_hidden_below_the_floor(floor):
     queue = ConsumeQueue("T", 0, floor)
     queue.add_block(block(0, 4))
     queue.add_block(block(4, 6))
@@ -130,7 +130,7 @@ def test_blocks_found_in_index_files_are_hidden_as_far_as_the_floor_goes(floor):
     assert queue.restore(queue.next_offset, entry(queue.next_offset))
 
 
-def test_a_raised_floor_hides_what_is_there_and_nothing_that_follows():
+def test_a_raised_floor_hides_existing_messages_but_no_later_ones():
     queue = grown(ConsumeQueue("T", 0), 0, 3)
 
     queue.raise_floor(3)
@@ -140,7 +140,7 @@ def test_a_raised_floor_hides_what_is_there_and_nothing_that_follows():
     assert queue.read(3, 9) == [entry(3), entry(4)]
 
 
-def test_a_raised_floor_leaves_what_is_on_its_way_in_its_place():
+def test_a_raised_floor_keeps_the_offsets_of_messages_not_published_yet():
     queue = grown(ConsumeQueue("T", 0), 0, 3)
     queue.saved(block(0, 3))
     queue.next_offset = 5
@@ -163,8 +163,8 @@ def test_a_floor_is_never_lowered():
 
 def test_the_blocks_of_deleted_segments_are_forgotten():
     queue = grown(ConsumeQueue("T", 0), 0, 7)
-    for each in (block(0, 2, segment=0), block(2, 4, segment=50), block(4, 6, segment=100)):
-        queue.saved(each)
+    for saved_block in (block(0, 2, segment=0), block(2, 4, segment=50), block(4, 6, segment=100)):
+        queue.saved(saved_block)
 
     assert [queue.min_offset_from(segment) for segment in (0, 50, 100, 150)] == [0, 2, 4, 6]
     queue.drop_before_segment(100)

@@ -1,10 +1,10 @@
-"""Met damage is reported once per place, however often somebody reads there."""
+"""Damage is logged once per position, however often somebody reads there."""
 
 from txmq.errors import CorruptRecord, InternalError
 from txmq_broker.store.message_store import MetDamage
 
 
-def test_each_place_gets_a_log_line_once_and_each_read_is_reported(caplog):
+def test_damage_is_logged_once_per_position_and_reported_at_every_read(caplog):
     met, places = MetDamage(), []
     met.found = places.append
 
@@ -19,7 +19,7 @@ def test_each_place_gets_a_log_line_once_and_each_read_is_reported(caplog):
     ]
 
 
-def test_a_request_that_failed_for_another_reason_met_no_damage():
+def test_an_error_other_than_damage_is_not_counted():
     met = MetDamage()
     met.note_error(InternalError("no such queue"))
 

@@ -1,7 +1,7 @@
-"""The power goes at every step of a life full of waiting: what was acknowledged holds.
+"""A power cut at every step of a run of delayed messages: what was acknowledged holds.
 
-Messages come to wait, are recalled, and leave; some are delivered while others join; files end and
-old ones go. See test_power_loss.py for plain messages.
+Messages are delayed, recalled and delivered; some are delivered while others join; files end and
+old ones are deleted. See test_power_loss.py for plain messages.
 """
 
 import asyncio
@@ -121,7 +121,7 @@ class Life:
             store.drop_first_file()
 
     def check(self, shelf, acknowledged):
-        """Every promise that was made, in what the disk has kept."""
+        """Check every acknowledgement against the contents of the disk."""
         came = list(shelf.bodies().values())
         waits = Counter(shelf.waits())
         assert len(set(came)) == len(came), "a message came twice"
@@ -136,7 +136,7 @@ class Life:
         for body, what in told.items():
             if what == "waits":
                 is_there = body in came or body in waits or body in self.recalled
-                # What came and was old enough has been deleted since.
+                # Delivered messages that were old enough are deleted by now.
                 assert is_there or has_deleted
             elif what == "recalled":
                 assert body not in came
@@ -151,10 +151,10 @@ class Life:
 
 
 @pytest.mark.parametrize("seed", range(LIVES))
-def test_what_a_producer_was_told_survives_a_power_cut_at_any_step(seed):
+def test_acknowledged_delays_and_recalls_survive_a_power_cut_at_any_step(seed):
     life = Life(seed)
     kinds = Counter(what for what, _ in life.acknowledged)
-    assert min(kinds[each] for each in ("waits", "recalled", "came")) >= 3
+    assert min(kinds[kind] for kind in ("waits", "recalled", "came")) >= 3
     assert len(life.points) > 60
     done = {(event.kind, event.path[:4]) for event, *_ in life.points if event is not None}
     assert {("create", "inde"), ("remove", "log/")} <= done
@@ -167,7 +167,7 @@ def test_what_a_producer_was_told_survives_a_power_cut_at_any_step(seed):
             try:
                 seen = life.check(shelf, acknowledged)
 
-                # Whoever has read it may rely on it: another power cut takes none of it.
+                # Messages that were read once are durable: another power cut loses none.
                 shelf.close()
                 twin.crash(loss=Loss.EVERYTHING)
                 shelf.open()

@@ -31,7 +31,7 @@ def shelf():
 # --- joined, and delivered ---
 
 
-def test_what_waits_is_in_its_line_only_and_says_where_it_goes(shelf):
+def test_a_waiting_message_is_only_in_its_line_and_names_its_real_topic(shelf):
     (due,) = shelf.add_later((b"a", T0))
 
     assert shelf.bodies() == {}
@@ -45,7 +45,7 @@ def test_what_waits_is_in_its_line_only_and_says_where_it_goes(shelf):
     assert shelf.found_by_key("ka") == []
 
 
-def test_it_comes_when_it_is_due_and_not_a_millisecond_before(shelf):
+def test_a_message_is_delivered_when_due_and_not_a_millisecond_earlier(shelf):
     shelf.add_later((b"a", T0))
 
     assert shelf.deliver(T0 - 1) == []
@@ -62,7 +62,7 @@ def test_it_comes_when_it_is_due_and_not_a_millisecond_before(shelf):
     assert shelf.deliver(LATER) == []
 
 
-def test_all_lines_come_in_the_order_of_their_times(shelf):
+def test_messages_of_all_lines_are_delivered_in_the_order_of_their_times(shelf):
     wheel = shelf.delays.wheel_line(WHEEL_LINES - 1)
     shelf.add_later((b"c", T0 + 3), (b"e", T0 + 5000), line=wheel)
     shelf.add_later((b"a", T0 + 1), (b"d", T0 + 4), line=3)
@@ -71,14 +71,14 @@ def test_all_lines_come_in_the_order_of_their_times(shelf):
     assert shelf.deliver(LATER) == [b"a", b"b", b"c", b"d", b"e"]
 
 
-def test_who_comes_to_a_line_at_the_same_time_leaves_in_the_order_they_came(shelf):
+def test_messages_of_a_line_due_at_the_same_time_leave_in_order_of_arrival(shelf):
     names = [b"%d" % number for number in range(20)]
     shelf.add_later(*[(name, T0) for name in names])
 
     assert shelf.deliver(T0) == names
 
 
-def test_nobody_leaves_before_those_who_are_about_to_join_and_due_before(shelf):
+def test_no_message_leaves_before_an_unpublished_one_that_is_due_earlier(shelf):
     shelf.add_later((b"b", T0 + 1))
     shelf.later(b"a", T0)
 
@@ -91,7 +91,7 @@ def test_nobody_leaves_before_those_who_are_about_to_join_and_due_before(shelf):
     assert shelf.deliver(LATER) == [b"a", b"b"]
 
 
-def test_who_is_due_before_those_who_join_need_not_wait_for_them(shelf):
+def test_a_message_due_before_the_unpublished_ones_leaves_at_once(shelf):
     shelf.add_later((b"a", T0))
     shelf.later(b"b", T0 + 1)
 
@@ -100,7 +100,7 @@ def test_who_is_due_before_those_who_join_need_not_wait_for_them(shelf):
     assert shelf.deliver(LATER) == [b"b"]
 
 
-def test_no_message_joins_a_line_before_those_that_have_left_it(shelf):
+def test_a_message_due_before_one_that_left_cannot_join_its_line(shelf):
     shelf.add_later((b"a", T0))
     shelf.leave_all(T0)
 
@@ -135,7 +135,7 @@ RESTARTS = pytest.mark.parametrize("again", [restart, restart_cleanly, lose_the_
 
 
 @RESTARTS
-def test_a_restart_neither_forgets_nor_repeats(shelf, again):
+def test_a_restart_neither_loses_nor_repeats_waiting_messages(shelf, again):
     wheel = shelf.delays.wheel_line(0)
     shelf.add_later((b"b", T0 + 2), (b"x", T0 + 9), (b"a", T0 + 1), (b"y", T0 + 9), line=wheel)
     shelf.add_later((b"c", T0 + 3), (b"z", T0 + 9))
@@ -155,7 +155,7 @@ def test_a_restart_neither_forgets_nor_repeats(shelf, again):
 
 
 @RESTARTS
-def test_half_a_line_of_equals_is_told_apart(shelf, again):
+def test_a_restart_knows_which_of_several_equally_due_messages_have_left(shelf, again):
     shelf.add_later(*[(b"%d" % number, T0) for number in range(6)])
     assert shelf.leave_all(T0, at_most=2) == [b"0", b"1"]
     shelf.flush()
@@ -166,7 +166,7 @@ def test_half_a_line_of_equals_is_told_apart(shelf, again):
 
 
 @RESTARTS
-def test_who_was_recalled_stays_away_after_a_restart(shelf, again):
+def test_a_recalled_message_stays_recalled_after_a_restart(shelf, again):
     dues = shelf.add_later(*[(b"%d" % number, T0 + number) for number in range(4)])
     shelf.recall(dues[0])
     shelf.recall(dues[2])
@@ -179,7 +179,7 @@ def test_who_was_recalled_stays_away_after_a_restart(shelf, again):
     assert shelf.deliver(LATER) == [b"1", b"3"]
 
 
-def test_a_line_knows_after_a_restart_whom_it_let_go(shelf):
+def test_a_line_knows_after_a_restart_which_message_left_last(shelf):
     shelf.add_later((b"a", T0))
     shelf.deliver(T0)
 
@@ -190,7 +190,7 @@ def test_a_line_knows_after_a_restart_whom_it_let_go(shelf):
 
 
 @pytest.mark.parametrize("loss", [Loss.EVERYTHING, Loss.TAIL, Loss.PAGES, Loss.NOTHING])
-def test_who_left_without_the_disk_knowing_leaves_again_or_has_left(loss):
+def test_an_unsynced_delivery_is_delivered_exactly_once_after_a_crash(loss):
     for seed in range(10):
         shelf = DelayShelf(MemoryDisk(SeededEntropy(seed)))
         shelf.add_later((b"a", T0), (b"b", T0 + 1))
@@ -209,7 +209,7 @@ def test_who_left_without_the_disk_knowing_leaves_again_or_has_left(loss):
 # --- writes that fail ---
 
 
-def test_who_could_not_be_written_leaves_later_and_in_the_same_order(shelf):
+def test_a_delivery_whose_write_failed_is_repeated_in_the_same_order(shelf):
     shelf.add_later((b"a", T0), (b"b", T0), (b"c", T0 + 1))
     shelf.deliver(T0 - 1)
     for error, kind in ((errno.ENOSPC, DiskFull), (errno.EIO, WriteFailed)):
@@ -222,14 +222,14 @@ def test_who_could_not_be_written_leaves_later_and_in_the_same_order(shelf):
         assert shelf.bodies() == {}
         assert len(shelf.delays) == 3
 
-    # Nobody has left, so whoever is due before them may still join.
+    # No message has left, so one that is due earlier may still join.
     shelf.add_later((b"0", T0 - 1))
     assert shelf.deliver(LATER) == [b"0", b"a", b"b", b"c"]
     shelf.restart()
     assert shelf.deliver(LATER) == []
 
 
-def test_what_could_not_be_written_never_waited(shelf):
+def test_a_message_whose_write_failed_does_not_wait(shelf):
     shelf.add_later((b"a", T0))
     due = shelf.later(b"b", T0)
     shelf.disk.fail_writes(times=1, error=errno.ENOSPC)
@@ -242,11 +242,11 @@ def test_what_could_not_be_written_never_waited(shelf):
     assert shelf.deliver(LATER) == [b"a", b"c"]
 
 
-def test_a_recall_that_could_not_be_written_is_none(shelf):
+def test_a_recall_whose_write_failed_does_not_count(shelf):
     (due,) = shelf.add_later((b"a", T0))
     shelf.recall(due)
     assert shelf.delays.is_recalled(due)
-    assert shelf.leave_all(T0) == []  # Until it is certain.
+    assert shelf.leave_all(T0) == []  # Not before the recall is certain.
     shelf.disk.fail_writes(times=1, error=errno.ENOSPC)
     with pytest.raises(DiskFull):
         shelf.store.write()
@@ -255,7 +255,7 @@ def test_a_recall_that_could_not_be_written_is_none(shelf):
     assert shelf.deliver(T0) == [b"a"]
 
 
-def test_a_checkpoint_that_failed_loses_nothing(shelf):
+def test_a_failed_checkpoint_loses_no_waiting_message(shelf):
     shelf.add_later((b"a", T0), (b"b", T0 + 1))
     shelf.deliver(T0)
     shelf.disk.fail_writes(times=1, error=errno.ENOSPC)
@@ -269,7 +269,7 @@ def test_a_checkpoint_that_failed_loses_nothing(shelf):
 # --- what is kept ---
 
 
-def test_the_log_is_kept_from_the_oldest_that_waits_and_let_go_once_it_has_left(shelf):
+def test_the_log_is_kept_from_the_oldest_waiting_message_until_it_has_left(shelf):
     shelf.add_later((b"a", T0 + 50), (b"b", T0))
     ((a_at, *_),) = shelf.store.find_queue(SCHEDULE_TOPIC, 0).read(0, 1)
     shelf.add(BIG, BIG, BIG, topic="U")
@@ -297,14 +297,14 @@ def test_the_log_is_kept_from_the_oldest_that_waits_and_let_go_once_it_has_left(
     assert shelf.deliver(LATER * 2) == [b"c"]
 
 
-def test_what_has_left_is_kept_until_a_checkpoint_knows_of_it(shelf):
+def test_a_delivered_message_keeps_the_log_until_the_next_checkpoint(shelf):
     shelf.add_later((b"a", T0))
     shelf.deliver(T0)
 
     assert shelf.delays.pinned() is not None
 
 
-def test_recalls_hold_though_older_ones_were_deleted_with_their_files(shelf):
+def test_recalls_hold_after_older_ones_were_deleted_with_their_files(shelf):
     (old,) = shelf.add_later((b"old", T0))
     shelf.recall(old)
     shelf.flush()
@@ -331,7 +331,7 @@ def test_recalls_hold_though_older_ones_were_deleted_with_their_files(shelf):
 # --- what is damaged ---
 
 
-def test_a_waiting_message_that_is_damaged_is_refused_and_the_next_one_comes(shelf):
+def test_a_damaged_waiting_message_is_refused_and_the_next_one_is_delivered(shelf):
     shelf.add_later((b"a" * 50, T0), (b"b", T0 + 1))
     ((position, size, *_),) = shelf.store.find_queue(SCHEDULE_TOPIC, 0).read(0, 1)
     shelf.disk.flip_bit(shelf.log_files()[0], position + size - 90)
@@ -347,7 +347,7 @@ def test_a_waiting_message_that_is_damaged_is_refused_and_the_next_one_comes(she
 # --- recalled ---
 
 
-def test_what_is_recalled_does_not_come_however_many_checkpoints_there_are(shelf):
+def test_a_recall_holds_over_several_checkpoints(shelf):
     (due,) = shelf.add_later((b"a", T0))
     shelf.recall(due)
     shelf.flush()
@@ -360,7 +360,7 @@ def test_what_is_recalled_does_not_come_however_many_checkpoints_there_are(shelf
     assert shelf.bodies() == {0: b"x"}
 
 
-def test_what_is_recalled_no_longer_keeps_the_log_once_its_time_has_passed(shelf):
+def test_a_recalled_message_stops_keeping_the_log_once_its_time_has_passed(shelf):
     (due,) = shelf.add_later((b"a", T0))
     shelf.recall(due)
     shelf.flush()
@@ -369,10 +369,10 @@ def test_what_is_recalled_no_longer_keeps_the_log_once_its_time_has_passed(shelf
     shelf.checkpoint()
 
     assert shelf.delays.pinned() is None
-    assert not shelf.delays.is_recalled(due)  # Nobody has to remember it any more.
+    assert not shelf.delays.is_recalled(due)  # It is forgotten.
 
 
-def test_a_checkpoint_does_not_know_of_those_who_left_behind_its_end(shelf):
+def test_a_checkpoint_ignores_deliveries_beyond_its_end(shelf):
     shelf.add_later((b"a", T0))
     shelf.add(*[BIG] * 3)
     assert shelf.leave_all(T0) == [b"a"]
@@ -389,7 +389,7 @@ def test_a_checkpoint_does_not_know_of_those_who_left_behind_its_end(shelf):
     assert shelf.deliver(T0) == [b"a"]
 
 
-def test_places_behind_a_checkpoint_that_a_power_cut_gives_again_are_not_taken_for_old(shelf):
+def test_a_recall_lost_in_a_power_cut_does_not_hit_the_reused_offset(shelf):
     shelf.add_later((b"a", T0))
     assert shelf.deliver(T0) == [b"a"]
     shelf.add(*[BIG] * 3)
@@ -414,7 +414,7 @@ def test_places_behind_a_checkpoint_that_a_power_cut_gives_again_are_not_taken_f
     assert shelf.deliver(LATER) == [b"c"]
 
 
-def test_a_damaged_index_of_a_line_stops_neither_the_broker_nor_its_end(caplog):
+def test_a_damaged_index_of_a_line_stops_neither_the_broker_nor_its_shutdown(caplog):
     async def main(world):
         disk = MemoryDisk()
         async with Press(disk, Sizes(checkpoint_every=100), DelayShelf) as press:

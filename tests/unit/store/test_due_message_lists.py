@@ -1,4 +1,4 @@
-"""All waiting messages are listed piece by piece, however many there are, and whatever begins."""
+"""All waiting messages are listed in pieces, however many there are, also in the current second."""
 
 import pytest
 
@@ -33,19 +33,19 @@ def waiting():
 
 @pytest.mark.parametrize("count", [1, 3, EVERY])
 @pytest.mark.parametrize("budget", [1, 25, EVERY])
-def test_every_message_comes_once_in_order_of_its_second(waiting, count, budget):
+def test_every_message_is_listed_once_in_order_of_its_second(waiting, count, budget):
     found, pieces = everything(waiting, count=count, budget=budget)
     assert [ms // 1000 for ms in found] == sorted(ms // 1000 for ms in found)
     assert len(found) == len(set(found)) == len(waiting) == 43
     assert (pieces == 1) == (count == EVERY and budget == EVERY)
 
 
-def test_only_messages_of_the_wanted_lines_come(waiting):
+def test_only_messages_of_the_wanted_lines_are_listed(waiting):
     found, _ = everything(waiting, lines={2}, budget=7)
     assert found == [5_000 + number * 250 for number in range(2, 40, 3)]
 
 
-def test_a_second_that_has_begun_is_listed_without_what_has_left(waiting):
+def test_a_second_in_progress_is_listed_without_the_delivered_messages(waiting):
     waiting.first(6_300)
     while (due := waiting.first(6_300)) is not None:
         assert due.due_ms <= 6_300
@@ -57,14 +57,14 @@ def test_a_second_that_has_begun_is_listed_without_what_has_left(waiting):
     assert 6_400 in everything(waiting)[0]
 
 
-def test_a_list_starts_at_a_time(waiting):
+def test_a_list_can_start_at_a_given_time(waiting):
     piece = waiting.found_from(ListPlace(20_001, 0), lambda _: True, EVERY, EVERY)
     assert [due.due_ms for _, due in piece.messages] == [20_001_007, 400_000_000_007]
     past = waiting.found_from(ListPlace(10**11, 0), lambda _: True, EVERY, EVERY)
     assert (past.messages, past.next) == ([], None)
 
 
-def test_only_the_second_that_has_begun_may_be_left():
+def test_a_list_covers_messages_that_are_left_only_in_the_current_second():
     messages = DueMessages()
     assert everything(messages) == ([], 1)
     messages.add(5_500, 0, 1)

@@ -1,4 +1,4 @@
-"""What waits for its time, in memory: in order, whenever it came, and in few bytes."""
+"""Delayed messages in memory: in order of their times, and in few bytes."""
 
 import tracemalloc
 
@@ -30,18 +30,18 @@ def taken(waiting, now_ms, at_most=1 << 30):
 
 @pytest.mark.parametrize("line", [0, 1, LINES_MAX - 1])
 @pytest.mark.parametrize("offset", [0, 1, OFFSET_MAX])
-def test_a_line_and_a_place_in_it_are_one_number_that_fits_a_record(line, offset):
+def test_a_line_and_an_offset_are_packed_into_one_record_field(line, offset):
     where = where_of(line, offset)
 
     assert split_where(where) == (line, offset)
     assert 0 <= where < 1 << 63
 
 
-def test_nowhere_is_before_everything():
+def test_nowhere_sorts_before_every_place():
     assert NOWHERE < LinePlace(0, 0) < LinePlace(0, 1) < LinePlace(1, 0)
 
 
-def test_nobody_waits_at_first():
+def test_a_new_list_is_empty():
     waiting = DueMessages()
 
     assert len(waiting) == 0
@@ -50,7 +50,7 @@ def test_nobody_waits_at_first():
 
 
 @pytest.mark.parametrize("ms", [0, 1, 500, 999])
-def test_nobody_is_due_before_the_millisecond_comes(ms):
+def test_a_message_is_due_in_its_millisecond_and_not_before(ms):
     waiting = DueMessages()
     waiting.add(NOW + ms, 3, 17)
 
@@ -59,14 +59,14 @@ def test_nobody_is_due_before_the_millisecond_comes(ms):
     assert waiting.first(NOW + ms - 1) is None
     assert waiting.first(NOW + ms) == Due(NOW + ms, 3, 17)
     assert waiting.first(NOW + ms).place == (NOW + ms, 17)
-    assert len(waiting) == 1  # Until it is let go.
+    assert len(waiting) == 1  # Until it is dropped.
 
     waiting.drop_first()
     assert waiting.first(1 << 60) is None
     assert len(waiting) == 0
 
 
-def test_when_its_second_has_begun_the_time_to_look_again_is_exact():
+def test_the_next_due_time_is_exact_once_its_second_has_begun():
     waiting = DueMessages()
     waiting.add(NOW + 999, 0, 0)
 
@@ -76,7 +76,7 @@ def test_when_its_second_has_begun_the_time_to_look_again_is_exact():
 
 
 @pytest.mark.parametrize("line", [0, LINES_MAX - 1])
-def test_the_greatest_numbers_are_kept_whole(line):
+def test_the_largest_lines_offsets_and_times_are_stored_exactly(line):
     waiting = DueMessages()
     far = NOW + 999 + 100 * 365 * 86_400_000
     waiting.add(far, line, OFFSET_MAX)
@@ -84,7 +84,7 @@ def test_the_greatest_numbers_are_kept_whole(line):
     assert taken(waiting, far) == [Due(far, line, OFFSET_MAX)]
 
 
-def test_who_is_due_at_the_same_time_comes_by_line_and_place():
+def test_messages_due_at_the_same_time_are_ordered_by_line_and_offset():
     waiting = DueMessages()
     dues = [Due(NOW, line, offset) for line in (2, 0, 1) for offset in (5, 3, 4)]
     for due in dues:
@@ -93,7 +93,7 @@ def test_who_is_due_at_the_same_time_comes_by_line_and_place():
     assert taken(waiting, NOW) == sorted(dues)
 
 
-def test_whoever_comes_late_into_a_second_that_has_begun_takes_its_place():
+def test_a_message_added_to_a_second_in_progress_is_sorted_in():
     waiting = DueMessages()
     waiting.add(NOW + 500, 0, 0)
     waiting.add(NOW + 1500, 0, 1)
@@ -107,7 +107,7 @@ def test_whoever_comes_late_into_a_second_that_has_begun_takes_its_place():
     assert [due.due_ms - NOW for due in taken(waiting, NOW + 3000)] == [-5000, 400, 500, 600, 1500]
 
 
-def test_who_is_put_back_is_the_first_again():
+def test_messages_that_are_put_back_come_first_again():
     waiting = DueMessages()
     for offset in range(5):
         waiting.add(NOW + offset, 0, offset)
@@ -128,7 +128,7 @@ def test_who_is_put_back_is_the_first_again():
         max_size=60,
     )
 )
-def test_they_come_as_from_a_sorted_list_whatever_the_clock_does(steps):
+def test_messages_come_in_sorted_order_whatever_the_clock_does(steps):
     waiting, expected, now = DueMessages(), [], NOW
     for number, (what, ms, more) in enumerate(steps):
         if what == "add":
@@ -159,13 +159,13 @@ def bytes_each(due_times):
         tracemalloc.stop()
 
 
-def test_a_message_that_waits_takes_few_bytes():
+def test_a_waiting_message_takes_few_bytes():
     # Thirty a second for an hour, and all in one second.
     assert bytes_each([NOW + 33 * number for number in range(30_000)]) < 20
     assert bytes_each([NOW + 5000] * 30_000) < 10
 
 
-def test_a_clock_that_was_set_back_does_not_make_it_more():
+def test_a_clock_set_back_does_not_increase_the_memory_per_message():
     waiting = DueMessages()
     waiting.add(NOW + 10**8, 0, 0)
     taken(waiting, NOW + 10**8)  # The clock was a day ahead.

@@ -52,7 +52,7 @@ def files_of(disk):
 
 @pytest.mark.fault("S11", "S13")
 @pytest.mark.parametrize("is_clean", [True, False], ids=["stopped", "killed"])
-def test_a_log_that_was_cut_anywhere_is_refused_and_left_as_it_is(is_clean):
+def test_a_log_cut_anywhere_is_refused_and_left_unchanged(is_clean):
     shelf, ends = filled(is_clean=is_clean)
     (path,) = shelf.log_files()
 
@@ -69,7 +69,7 @@ def test_a_log_that_was_cut_anywhere_is_refused_and_left_as_it_is(is_clean):
 
 @pytest.mark.fault("S11")
 @pytest.mark.parametrize("lost", [HIGH_WATER, "index"])
-def test_either_of_mark_and_index_is_enough_to_notice_a_cut(lost):
+def test_the_high_water_mark_or_the_index_alone_reveals_a_cut(lost):
     shelf, ends = filled(is_clean=True)
     disk = cut(shelf.disk, shelf.log_files()[0], ends[3])
     for path in shelf.index_files() if lost == "index" else [lost]:
@@ -79,7 +79,7 @@ def test_either_of_mark_and_index_is_enough_to_notice_a_cut(lost):
         Shelf(disk, ONE_FILE)
 
 
-def test_a_bit_turned_over_in_the_last_durable_write_is_no_torn_tail():
+def test_a_flipped_bit_in_the_last_durable_write_is_not_taken_for_a_torn_tail():
     shelf, ends = filled(is_clean=False)
     shelf.disk.flip_bit(shelf.log_files()[0], ends[-1] - 2)
 
@@ -124,7 +124,7 @@ def test_an_accepted_loss_gives_no_offset_twice(is_clean, kept):
     assert placed_later.offset == placed.offset + 1
 
 
-def test_queues_that_may_have_lost_messages_go_on_later_too():
+def test_queues_that_may_have_lost_messages_skip_offsets_after_an_accepted_loss():
     shelf = Shelf(sizes=ONE_FILE)
     shelf.add(b"one", topic="T")
     end = shelf.store.log.end
@@ -139,7 +139,7 @@ def test_queues_that_may_have_lost_messages_go_on_later_too():
     assert placed.offset >= 2
 
 
-def test_readers_pass_over_the_gap():
+def test_readers_pass_over_the_offsets_of_an_accepted_loss():
     shelf, ends = filled(is_clean=True)
     again = Shelf(cut(shelf.disk, shelf.log_files()[0], ends[2]), ONE_FILE, accept_loss="cut")
     again.add(b"after")
@@ -155,7 +155,7 @@ def test_readers_pass_over_the_gap():
     assert offset == queue.max_offset
 
 
-def test_half_messages_and_those_that_wait_outlive_an_accepted_loss():
+def test_open_half_messages_survive_an_accepted_loss():
     shelf = Shelf(sizes=ONE_FILE)
     shelf.prepare(b"open", unique="a")
     shelf.flush()
@@ -175,7 +175,7 @@ def test_half_messages_and_those_that_wait_outlive_an_accepted_loss():
 
 
 @pytest.mark.parametrize("flush", ["sync", "async"])
-def test_a_committed_offset_behind_the_end_is_evidence(flush):
+def test_a_committed_offset_beyond_the_end_of_the_log_refuses_the_start(flush):
     sizes = ONE_FILE._replace(flush=flush)
     shelf, ends = filled(is_clean=False, sizes=sizes)
     disk = cut(shelf.disk, shelf.log_files()[0], ends[4])
@@ -185,13 +185,13 @@ def test_a_committed_offset_behind_the_end_is_evidence(flush):
         with pytest.raises(LogTooShort, match="consumed T/0 up to offset 6, and the log ends it"):
             Shelf(disk, sizes, committed={"T": {0: 6}})
         return
-    # What was published before it was durable may be lost by a crash; groups go on all the same.
+    # A crash may lose messages that were published before they were durable; groups go on.
     again = Shelf(disk, sizes, committed={"T": {0: 6}})
     (placed,) = again.add(b"after")
     assert placed.offset == 6
 
 
-def test_a_front_that_is_missing_is_refused_or_accepted():
+def test_a_missing_first_file_is_refused_unless_its_loss_is_accepted():
     shelf = Shelf()
     placed = shelf.add(*[b"%d" % number + BIG for number in range(8)])
     shelf.restart_cleanly()
@@ -204,7 +204,11 @@ def test_a_front_that_is_missing_is_refused_or_accepted():
         Shelf(shelf.disk)
 
     again = Shelf(shelf.disk, accept_loss="old anyway")
-    kept = {each.offset: each.body for each in placed if each.position >= again.store.log.start}
+    kept = {
+        message.offset: message.body
+        for message in placed
+        if message.position >= again.store.log.start
+    }
     assert again.bodies() == kept
     again.restart()
     assert again.bodies() == kept
@@ -222,7 +226,7 @@ def test_deleting_old_files_is_no_loss():
     assert not shelf.recovery.lost
 
 
-def test_floors_saved_before_an_accepted_loss_refuse_no_later_start():
+def test_floors_saved_before_an_accepted_loss_do_not_refuse_later_starts():
     shelf, ends = filled(is_clean=False, count=20)
     disk = cut(shelf.disk, shelf.log_files()[0], ends[2])
     again = Shelf(disk, ONE_FILE, floors_end=ends[-1], accept_loss="cut")
@@ -235,7 +239,7 @@ def test_floors_saved_before_an_accepted_loss_refuse_no_later_start():
 @pytest.mark.parametrize("reason", ["cut", "one message was cut" * 9])
 @pytest.mark.parametrize("kept", [2, 5])
 @pytest.mark.parametrize("without", [None, HIGH_WATER])
-def test_an_acceptance_that_a_power_cut_breaks_off_can_be_repeated(without, kept, reason):
+def test_an_acceptance_interrupted_by_a_power_cut_can_be_repeated(without, kept, reason):
     shelf, ends = filled(is_clean=True)
     disk = cut(shelf.disk, shelf.log_files()[0], ends[kept])
     if without is not None:
@@ -267,7 +271,7 @@ def test_a_queue_whose_messages_lay_in_the_lost_front_goes_on_above_them():
     assert placed.offset > given[-1].offset
 
 
-def test_a_loss_on_a_full_disk_is_refused_in_words():
+def test_an_accepted_loss_on_a_full_disk_is_refused_with_advice():
     sizes = ONE_FILE._replace(flush="async")
     shelf, ends = filled(is_clean=False, sizes=sizes)
     disk = cut(shelf.disk, shelf.log_files()[0], ends[4])
@@ -279,9 +283,9 @@ def test_a_loss_on_a_full_disk_is_refused_in_words():
         Shelf(disk, sizes, committed={"T": {0: 6}})
 
 
-def test_what_an_async_broker_lost_refuses_no_start_with_sync():
+def test_messages_lost_with_async_flush_do_not_refuse_a_start_with_sync():
     shelf, ends = filled(is_clean=False, sizes=ONE_FILE._replace(flush="async"))
-    # As far as it was durable; what came later was published, and a power cut took it.
+    # Messages beyond the durable end were published, and a power cut took them.
     assert not Shelf(shelf.disk, ONE_FILE, committed={"T": {0: 9}}).recovery.cut_bytes
 
 
@@ -300,7 +304,7 @@ def other_directory():
 
 
 @pytest.mark.parametrize("which", ["log", "index", HIGH_WATER, IDENTITY])
-def test_a_file_of_another_broker_is_named(which):
+def test_a_file_of_another_broker_is_refused_by_name(which):
     shelf, _ = filled(is_clean=True)
     paths = {"log": shelf.log_files(), "index": shelf.index_files()}.get(which, [which])
     other = other_directory()
@@ -310,7 +314,7 @@ def test_a_file_of_another_broker_is_named(which):
         Shelf(shelf.disk, ONE_FILE)
 
 
-def test_a_part_of_another_brokers_log_is_named():
+def test_a_log_that_goes_on_with_another_brokers_log_is_refused():
     shelf, ends = filled(is_clean=False)
     other = other_directory()
     (path,) = shelf.log_files()
@@ -323,7 +327,7 @@ def test_a_part_of_another_brokers_log_is_named():
 
 
 @pytest.mark.parametrize("damage", ["deleted", "emptied", "flipped"])
-def test_the_identity_is_written_again_from_what_repeats_it(damage, caplog):
+def test_a_lost_identity_file_is_restored_from_the_log(damage, caplog):
     shelf, _ = filled(is_clean=True)
     before = shelf.contents(IDENTITY)
     if damage == "deleted":

@@ -1,7 +1,8 @@
-"""The power goes at every step of a life full of transactions: what was acknowledged holds.
+"""A power cut at every step of a run of transactions: what was acknowledged holds.
 
-A producer prepares, commits and rolls back, some of it twice and some of it against what it said
-before, others are parked; files end and old ones go. See test_power_loss.py for plain messages.
+A producer prepares, commits and rolls back, repeats and contradicts some of its decisions; other
+transactions are parked; files end and old ones are deleted. See test_power_loss.py for plain
+messages.
 """
 
 import asyncio
@@ -118,7 +119,7 @@ class Life:
             store.drop_first_file()
 
     def check(self, shelf, acknowledged):
-        """Every promise that was made, in what the disk has kept."""
+        """Check every acknowledgement against the contents of the disk."""
         visible = list(shelf.bodies().values())
         is_open = shelf.transactions()
         queue = shelf.store.find_queue("T", 0)
@@ -143,14 +144,14 @@ class Life:
                 assert bodies[unique] not in visible
             elif detail is DecisionKind.COMMITTED:
                 assert unique not in is_open
-                # Which of them were old enough to be deleted, floors tell before files do.
+                # Floors are raised before the files of old messages are deleted.
                 assert has_deleted or bodies[unique] in visible
         return shelf.everything(), is_open
 
 
 @pytest.mark.fault("S4")
 @pytest.mark.parametrize("seed", range(LIVES))
-def test_what_a_producer_was_told_survives_a_power_cut_at_any_step(seed):
+def test_acknowledged_halves_and_decisions_survive_a_power_cut_at_any_step(seed):
     life = Life(seed)
     assert len(life.acknowledged) > TRANSACTIONS
     assert len(life.points) > 60
@@ -165,7 +166,7 @@ def test_what_a_producer_was_told_survives_a_power_cut_at_any_step(seed):
             try:
                 seen = life.check(shelf, acknowledged)
 
-                # Whoever has read it may rely on it: another power cut takes none of it.
+                # Messages that were read once are durable: another power cut loses none.
                 shelf.close()
                 twin.crash(loss=Loss.EVERYTHING)
                 shelf.open()

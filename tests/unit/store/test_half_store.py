@@ -52,7 +52,7 @@ def decide(shelf, unique, kind, reason=""):
 
 
 def told(shelf, halves=()):
-    """All that anybody can be told."""
+    """Everything that clients and operators can see."""
     store = shelf.store
     queues = {
         place: (low, high, bodies)
@@ -88,13 +88,13 @@ def is_sound(shelf):
     no marker is open.
     """
     halves = shelf.bodies(HALF_TOPIC)
-    said = decisions(shelf)
+    decided = decisions(shelf)
     visible = [body for place in ("T", "U") for body in shelf.bodies(place).values()]
     parked = list(shelf.bodies(PARKED_TOPIC).values())
     is_open = {body: half for half, body in shelf.transactions().values()}
     for at, body in halves.items():
         ((position, *_),) = shelf.store.halves.half_queue.read(at, 1)
-        kinds = said.get(position, [])
+        kinds = decided.get(position, [])
         assert sum(kind is not PARKED for kind in kinds) <= 1
         assert visible.count(body) == kinds.count(COMMITTED)
         assert parked.count(body) == kinds.count(PARKED)
@@ -113,7 +113,7 @@ def small_margin(monkeypatch):
 
 
 @FORMS
-def test_a_half_message_is_open_and_in_the_half_queue_only(sizes):
+def test_an_undecided_half_message_is_only_in_the_half_queue(sizes):
     shelf = Shelf(sizes=sizes)
     shelf.add(b"zero")
 
@@ -131,7 +131,7 @@ def test_a_half_message_is_open_and_in_the_half_queue_only(sizes):
 
 
 @FORMS
-def test_what_is_committed_stands_where_it_was_committed_and_not_where_it_was_prepared(sizes):
+def test_a_committed_message_is_queued_in_the_order_of_commits(sizes):
     shelf = Shelf(sizes=sizes)
     (half,) = prepare(shelf, "a", tag="t")
     shelf.add(b"between")
@@ -156,7 +156,7 @@ def test_what_is_committed_stands_where_it_was_committed_and_not_where_it_was_pr
 
 
 @FORMS
-def test_what_is_rolled_back_is_in_no_queue_of_its_topic_and_found_by_no_key(sizes):
+def test_a_rolled_back_message_is_in_no_queue_and_found_by_no_key(sizes):
     shelf = Shelf(sizes=sizes)
     (half,) = prepare(shelf, "a")
     decide(shelf, "a", ROLLED_BACK)
@@ -171,7 +171,7 @@ def test_what_is_rolled_back_is_in_no_queue_of_its_topic_and_found_by_no_key(siz
 
 @FORMS
 @pytest.mark.parametrize("kind", [COMMITTED, ROLLED_BACK])
-def test_what_is_parked_is_shown_to_operators_and_can_still_be_decided(sizes, kind):
+def test_a_parked_message_is_shown_to_operators_and_can_still_be_decided(sizes, kind):
     shelf = Shelf(sizes=sizes)
     (half,) = prepare(shelf, "a")
 
@@ -193,7 +193,7 @@ def test_what_is_parked_is_shown_to_operators_and_can_still_be_decided(sizes, ki
     assert shelf.store.halves.pending.parked == 0
 
 
-def test_operators_see_in_the_queue_of_decisions_who_decided_what_and_why():
+def test_the_queue_of_decisions_shows_who_decided_what_and_why():
     shelf = Shelf(sizes=IN_PLACE)
     (half,) = prepare(shelf, "a")
     decide(shelf, "a", ROLLED_BACK, "ann: never paid")
@@ -208,7 +208,7 @@ def test_operators_see_in_the_queue_of_decisions_who_decided_what_and_why():
     }  # fmt: skip
 
 
-def test_in_place_and_copied_a_consumer_gets_the_same_bytes_but_for_the_place(small_margin):
+def test_a_commit_in_place_and_a_copied_commit_deliver_the_same_bytes(small_margin):
     shown = []
     for fillers in (0, 2):
         shelf = Shelf()
@@ -229,7 +229,7 @@ def test_in_place_and_copied_a_consumer_gets_the_same_bytes_but_for_the_place(sm
     assert shown[0] == shown[1]
 
 
-def test_a_half_message_of_an_earlier_file_is_written_whole_in_the_file_of_its_decision(
+def test_a_commit_in_a_later_file_copies_the_half_message_into_it(
     small_margin,
 ):
     shelf = Shelf()
@@ -246,7 +246,7 @@ def test_a_half_message_of_an_earlier_file_is_written_whole_in_the_file_of_its_d
 
 
 def test_a_marker_and_its_half_message_are_always_in_one_file(small_margin):
-    """Were they not, deleting old files would take the body from under a visible message."""
+    """Otherwise deleting old files would remove the body of a visible message."""
     shelf = Shelf()
     for number in range(60):
         prepare(shelf, f"{number}")
@@ -269,7 +269,7 @@ def test_a_marker_and_its_half_message_are_always_in_one_file(small_margin):
 
 
 @run_by(simulate, 1)
-async def test_decisions_taken_while_all_else_is_refused_end_their_turn_in_time_too(
+async def test_decisions_during_refusals_stay_in_the_file_of_their_half_message(
     world, /, monkeypatch
 ):
     """What is staged behind a marker must not push it into the next file."""
@@ -297,7 +297,7 @@ async def test_decisions_taken_while_all_else_is_refused_end_their_turn_in_time_
         assert len(shelf.bodies("Early")) == 8
 
 
-def test_what_is_staged_behind_a_marker_never_pushes_it_away_from_its_half(small_margin):
+def test_messages_staged_after_a_marker_never_push_it_into_another_file(small_margin):
     shelf = Shelf()
     (half,) = prepare(shelf, "a")
 
@@ -313,7 +313,7 @@ def test_what_is_staged_behind_a_marker_never_pushes_it_away_from_its_half(small
     assert shelf.store.log.segments.starts[-1] > marker, "the file is long enough now"
 
 
-def test_everything_may_happen_in_one_span():
+def test_prepares_and_decisions_can_share_one_span():
     for sizes in (IN_PLACE, COPIED):
         shelf = Shelf(sizes=sizes)
         prepare(shelf, "a", "b", "c")
@@ -338,7 +338,7 @@ def test_everything_may_happen_in_one_span():
 
 
 def story(shelf):
-    """A half message of every fate, step by step; after each comes a look."""
+    """Half messages with every outcome, step by step; tests look at the store after each step."""
     yield "zero", lambda: shelf.add(b"zero")
     for unique in "abcdef":
         yield f"prepare {unique}", lambda unique=unique: prepare(shelf, unique)
@@ -353,7 +353,7 @@ def story(shelf):
 
 @FORMS
 @pytest.mark.parametrize("at", [None, 4, 7, 9, 10, 12, 14])
-def test_opened_again_a_store_says_what_it_said(sizes, at):
+def test_a_reopened_store_shows_the_same_transactions(sizes, at):
     shelf = Shelf(sizes=sizes)
     for number, (_, step) in enumerate(story(shelf)):
         step()
@@ -378,9 +378,7 @@ def test_opened_again_a_store_says_what_it_said(sizes, at):
 @pytest.mark.fault("P12")
 @FORMS
 @pytest.mark.parametrize("is_indexed", [False, True], ids=["all scanned", "begin indexed"])
-def test_a_log_cut_at_any_byte_keeps_decisions_and_what_follows_from_them_together(
-    sizes, is_indexed
-):
+def test_a_log_cut_at_any_byte_keeps_each_decision_with_its_effects(sizes, is_indexed):
     shelf = Shelf(sizes=sizes)
     looks, ends, marks = [], [], None
     for number, (name, step) in enumerate(story(shelf)):
@@ -419,7 +417,7 @@ def test_a_log_cut_at_any_byte_keeps_decisions_and_what_follows_from_them_togeth
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_power_cut_keeps_what_was_synced_and_halves_nothing(seed, small_margin):
+def test_a_power_cut_keeps_synced_decisions_and_splits_none(seed, small_margin):
     shelf = Shelf()
     chance = SeededEntropy(seed)
     durable = {}
@@ -428,11 +426,11 @@ def test_a_power_cut_keeps_what_was_synced_and_halves_nothing(seed, small_margin
         shelf.prepare(b"%d" % number + b"." * chance.below(300), unique=unique)
         shelf.put(b"plain %d" % number)
         shelf.flush()
-        for other in list(shelf.transactions()):
+        for open_unique in list(shelf.transactions()):
             if chance.chance(0.3):
-                shelf.decide(other, ENDS[chance.below(2)])
-            elif chance.chance(0.1) and not shelf.transactions()[other][0].is_parked:
-                shelf.decide(other, PARKED)
+                shelf.decide(open_unique, ENDS[chance.below(2)])
+            elif chance.chance(0.1) and not shelf.transactions()[open_unique][0].is_parked:
+                shelf.decide(open_unique, PARKED)
         if chance.chance(0.8):
             shelf.flush()
         elif shelf.store.log.staged:
@@ -442,17 +440,17 @@ def test_a_power_cut_keeps_what_was_synced_and_halves_nothing(seed, small_margin
         if chance.chance(0.1):
             shelf.checkpoint()
         durable = decisions(shelf)
-    for other in list(shelf.transactions()):
-        shelf.decide(other, COMMITTED)
+    for open_unique in list(shelf.transactions()):
+        shelf.decide(open_unique, COMMITTED)
         shelf.store.write()
 
     shelf.disk.crash(SeededEntropy(seed), Loss.PAGES)
     again = Shelf(shelf.disk)
 
     is_sound(again)
-    said = decisions(again)
+    decided = decisions(again)
     assert {
-        half: kinds[: len(durable[half])] for half, kinds in said.items() if half in durable
+        half: kinds[: len(durable[half])] for half, kinds in decided.items() if half in durable
     } == (durable)
     before = told(again)
     again.restart_cleanly()
@@ -461,7 +459,7 @@ def test_a_power_cut_keeps_what_was_synced_and_halves_nothing(seed, small_margin
 
 @pytest.mark.fault("P13")
 @pytest.mark.parametrize("which", ["all", "first", "last", "odd"])
-def test_without_index_files_everything_is_found_from_the_log(which, small_margin):
+def test_without_index_files_all_transactions_are_rebuilt_from_the_log(which, small_margin):
     shelf = Shelf()
     for number in range(40):
         prepare(shelf, f"{number}")
@@ -516,7 +514,7 @@ def confirmed(shelf, pending):
 @FORMS
 @pytest.mark.parametrize("kind", ENDS)
 @pytest.mark.parametrize("when", ["before the draft", "before it is confirmed", "after"])
-def test_a_decision_beside_a_checkpoint_is_not_lost_and_not_told_twice(sizes, kind, when):
+def test_a_decision_during_a_checkpoint_is_neither_lost_nor_repeated(sizes, kind, when):
     shelf = Shelf(sizes=sizes)
     prepare(shelf, "a", "b")
     stretch = shelf.store.checkpoints.next_range()
@@ -543,7 +541,7 @@ def test_a_decision_beside_a_checkpoint_is_not_lost_and_not_told_twice(sizes, ki
 
 @FORMS
 @pytest.mark.parametrize("is_restarted", [False, True])
-def test_what_an_earlier_chunk_left_open_is_closed_by_a_later_one(sizes, is_restarted):
+def test_a_transaction_open_in_one_chunk_is_closed_by_a_later_chunk(sizes, is_restarted):
     shelf = Shelf(sizes=sizes)
     prepare(shelf, "a", "b", "c", "d")
     shelf.checkpoint()
@@ -566,7 +564,7 @@ def test_what_an_earlier_chunk_left_open_is_closed_by_a_later_one(sizes, is_rest
     is_sound(shelf)
 
 
-def test_a_half_message_that_was_scanned_once_is_in_the_next_chunk():
+def test_a_scanned_half_message_is_saved_in_the_next_chunk():
     shelf = Shelf(sizes=IN_PLACE)
     prepare(shelf, "a", "b", "c")
     decide(shelf, "a", PARKED)
@@ -582,7 +580,7 @@ def test_a_half_message_that_was_scanned_once_is_in_the_next_chunk():
 
 
 @pytest.mark.parametrize("is_indexed", [True, False])
-def test_files_that_are_scanned_at_the_start_keep_what_is_open_in_them(small_margin, is_indexed):
+def test_open_transactions_in_scanned_files_stay_open(small_margin, is_indexed):
     shelf = Shelf()
     for number in range(12):
         prepare(shelf, f"{number}")
@@ -600,7 +598,7 @@ def test_files_that_are_scanned_at_the_start_keep_what_is_open_in_them(small_mar
         assert len(shelf.transactions()) == 11
 
 
-def test_a_chunk_that_could_not_be_written_is_written_later_with_all_that_belongs_into_it():
+def test_a_chunk_whose_write_failed_is_written_completely_later():
     shelf = Shelf(sizes=IN_PLACE)
     prepare(shelf, "a", "b")
     shelf.disk.fail_writes(times=1, error=errno.ENOSPC)
@@ -620,7 +618,7 @@ def test_a_chunk_that_could_not_be_written_is_written_later_with_all_that_belong
 
 @FORMS
 @pytest.mark.parametrize(("error", "problem"), [(errno.ENOSPC, DiskFull), (errno.EIO, WriteFailed)])
-def test_a_write_that_fails_takes_back_half_messages_and_decisions(sizes, error, problem):
+def test_a_failed_write_takes_back_half_messages_and_decisions(sizes, error, problem):
     shelf = Shelf(sizes=sizes)
     prepare(shelf, "a", "b", "c")
     shelf.add(b"zero")
@@ -659,7 +657,7 @@ def test_a_write_that_fails_takes_back_half_messages_and_decisions(sizes, error,
     assert told(shelf, "abcd") == after
 
 
-def test_only_the_span_that_failed_is_taken_back():
+def test_a_failed_span_takes_back_only_its_own_decisions():
     shelf = Shelf(sizes=IN_PLACE)
     prepare(shelf, "a", "b")
     shelf.decide("a", COMMITTED)
@@ -678,7 +676,7 @@ def test_only_the_span_that_failed_is_taken_back():
     assert shelf.bodies() == {0: b"a", 1: b"b"}
 
 
-def test_nothing_shows_before_it_is_published():
+def test_half_messages_and_decisions_are_invisible_until_published():
     shelf = Shelf(sizes=IN_PLACE)
     half = shelf.prepare(b"a", unique="a")
     assert shelf.transactions() == {}
@@ -703,7 +701,7 @@ def test_nothing_shows_before_it_is_published():
 
 
 @pytest.mark.fault("S14")
-def test_what_is_open_or_parked_keeps_its_file_and_those_behind_it():
+def test_an_open_or_parked_transaction_keeps_its_file_and_later_ones():
     shelf = Shelf()
     prepare(shelf, "a", "b")
     shelf.add(*[BIG] * 8, topic="Fill")
@@ -727,7 +725,7 @@ def test_what_is_open_or_parked_keeps_its_file_and_those_behind_it():
     assert to_delete() >= 3
 
 
-def test_what_was_committed_from_a_deleted_file_is_still_there_and_its_offsets_go_on():
+def test_a_message_committed_from_a_deleted_file_survives_the_deletion():
     shelf = Shelf()
     (half,) = prepare(shelf, "a")
     prepare(shelf, "b")
@@ -750,7 +748,7 @@ def test_what_was_committed_from_a_deleted_file_is_still_there_and_its_offsets_g
         assert (halves.op_queue.min_offset, halves.op_queue.max_offset) == (1, 2)
         assert halves.half_of(half.offset, half.position) is None
         assert halves.sent_at(half.position) is None
-        # It tells of the decision though nobody knows any more who stored the half message.
+        # The decision is still shown after its half message was deleted.
         assert shelf.bodies(OP_TOPIC) == {1: b"0"}
     (later,) = prepare(shelf, "c")
     assert later.offset == 2
@@ -758,7 +756,7 @@ def test_what_was_committed_from_a_deleted_file_is_still_there_and_its_offsets_g
     assert shelf.bodies() == {0: b"a", 1: b"c"}
 
 
-def test_deleted_files_take_halves_markers_and_messages_along_together(small_margin):
+def test_deleting_files_removes_halves_markers_and_messages_together(small_margin):
     shelf = Shelf()
     for number in range(30):
         prepare(shelf, f"{number}")
@@ -785,7 +783,7 @@ def test_deleted_files_take_halves_markers_and_messages_along_together(small_mar
     assert shelf.store.halves.half_queue.max_offset == 30
 
 
-def test_a_topic_deleted_before_its_half_message_is_committed_shows_it_all_the_same():
+def test_a_half_message_committed_after_its_topic_was_deleted_is_shown():
     shelf = Shelf(sizes=IN_PLACE)
     shelf.add(b"zero")
     prepare(shelf, "a")
@@ -818,7 +816,7 @@ def test_a_committed_message_of_a_deleted_topic_stays_hidden():
 
 @pytest.mark.fault("S3")
 @FORMS
-def test_a_bit_turned_over_in_a_half_message_or_its_marker_is_reported(sizes):
+def test_a_flipped_bit_in_a_half_message_or_its_marker_is_reported(sizes):
     shelf = Shelf(sizes=sizes)
     (half,) = prepare(shelf, "a")
     decide(shelf, "a", COMMITTED)
@@ -844,7 +842,7 @@ def test_a_bit_turned_over_in_a_half_message_or_its_marker_is_reported(sizes):
             again.close()
 
 
-def test_a_damaged_half_message_is_not_shown_to_a_producer_and_not_committed_into_another_file():
+def test_a_damaged_half_message_is_neither_shown_nor_copied_by_a_commit():
     shelf = Shelf(sizes=COPIED)
     (half,) = prepare(shelf, "a")
     prepare(shelf, "b")
@@ -897,7 +895,7 @@ def test_an_open_half_message_with_a_damaged_body_is_open_after_a_restart():
 
 
 @pytest.mark.parametrize("inside", [0, 4, 15, 27, 39, 87, -1], ids=str)
-def test_a_half_message_that_tells_nothing_any_more_is_parked_after_a_restart(inside, caplog):
+def test_a_half_message_with_unreadable_fields_is_parked_after_a_restart(inside, caplog):
     shelf = Shelf(sizes=IN_PLACE)
     prepare(shelf, "b")
     (half,) = prepare(shelf, "a")
@@ -924,7 +922,7 @@ def test_a_half_message_that_tells_nothing_any_more_is_parked_after_a_restart(in
     assert len(shelf.store.halves.pending) == 0
 
 
-def test_strange_positions_show_nothing_that_no_queue_has():
+def test_only_positions_that_a_queue_knows_show_a_record():
     shelf = Shelf(sizes=IN_PLACE)
     body = Decision(COMMITTED, DecisionSource.PRODUCER, 0, 36, 0, 0, 5).pack()
     shelf.prepare(body, unique="a")

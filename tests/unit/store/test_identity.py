@@ -6,7 +6,7 @@ from txmq_broker.store.log.identity import PATH, known_log, write_identity
 LOG = 0xABCDEF0123456789
 
 
-def test_an_identity_with_any_bit_turned_over_is_not_intact():
+def test_an_identity_with_any_flipped_bit_is_not_intact():
     disk = MemoryDisk()
     write_identity(disk, LOG)
     whole = content(disk)

@@ -38,7 +38,7 @@ def note(keys, found):
     keys.extend([hashed for hashed, _ in found], [position for _, position in found])
 
 
-def test_places_of_a_hash_come_newest_first():
+def test_positions_of_a_hash_come_newest_first():
     keys = grown()
     note(keys, [(7, 1000), (8, 1100), (7, 1200)])
 
@@ -47,7 +47,7 @@ def test_places_of_a_hash_come_newest_first():
 
 
 @pytest.mark.parametrize("upto", [1000, 1001, 1100, 1101, 1201, 1301, 5000])
-def test_saving_moves_places_from_memory_to_a_file_and_loses_none(upto):
+def test_saving_moves_positions_from_memory_to_a_file_and_loses_none(upto):
     keys = grown()
     found = [(7, 1000), (7, 1100), (0, 1100), (0xFFFFFFFF, 1200), (7, 1300), (0xFFFFFFFF, 1300)]
     note(keys, found)
@@ -85,7 +85,7 @@ def test_many_runs_answer_from_the_newest_to_the_oldest():
     [(0, 99, []), (0, 100, [10]), (150, 150, [10]), (200, 200, [20, 10]), (201, 299, [20]),
      (300, 300, [20]), (301, 999, []), (0, 999, [20, 10])],
 )  # fmt: skip
-def test_runs_of_another_time_are_passed_over(begin, end, expected):
+def test_runs_outside_the_time_range_are_passed_over(begin, end, expected):
     keys = grown()
     note(keys, [(1, 10)])
     saved(keys, 15, 100, 200)
@@ -107,7 +107,7 @@ def test_the_runs_of_deleted_segments_are_forgotten():
     assert list(keys.positions(1, *FOREVER)) == [60]
 
 
-def test_a_hash_that_lies_across_two_others_is_not_found():
+def test_a_hash_whose_bytes_span_two_entries_is_not_found():
     keys = grown()
     note(keys, [(0x01020304, 1000), (0x05060708, 1100)])
 
@@ -118,7 +118,7 @@ def test_a_hash_that_lies_across_two_others_is_not_found():
     assert list(keys.positions(0x05060708, *FOREVER)) == [1100]
 
 
-def test_hashes_that_overlap_themselves_are_all_found():
+def test_all_entries_of_a_hash_of_repeated_bytes_are_found():
     keys = grown()
     note(keys, [(0x01010101, 1000), (0x01010101, 1100), (0x00010101, 1200), (0x01010101, 1300)])
 

@@ -1,4 +1,4 @@
-"""The store as handlers see it: offsets, visibility, looking things up, and what failures leave."""
+"""The store as handlers see it: offsets, visibility, lookups, and the state after failures."""
 
 import errno
 import os
@@ -30,13 +30,13 @@ def shelf():
 # --- offsets and visibility ---
 
 
-def test_offsets_count_each_queue_for_itself(shelf):
+def test_each_queue_has_its_own_offsets(shelf):
     placed = [shelf.put(b"", topic, number) for topic in "TU" for number in (0, 0, 1)]
 
-    assert [each.offset for each in placed] == [0, 1, 0, 0, 1, 0]
+    assert [message.offset for message in placed] == [0, 1, 0, 0, 1, 0]
 
 
-def test_a_message_is_seen_when_it_is_published_and_not_before(shelf):
+def test_a_message_is_visible_only_once_it_is_published(shelf):
     placed = shelf.put(b"one")
     assert shelf.bodies() == {}
     span = shelf.store.write()
@@ -49,7 +49,7 @@ def test_a_message_is_seen_when_it_is_published_and_not_before(shelf):
     assert shelf.store.record_bytes(placed.position) is not None
 
 
-def test_a_record_is_stored_as_it_was_given(shelf):
+def test_a_record_is_stored_with_all_given_fields(shelf):
     host = bytes(range(16)) + b"\0\0\x2a\x9f"
     sys_flag = 0x10 | 0x20 | 0x1
 
@@ -75,7 +75,7 @@ BATCH = [
 
 
 @pytest.mark.parametrize(("host", "bits"), [(HOST, 0), (V6_HOST, 0x10)])
-def test_a_batch_is_staged_as_its_messages_one_by_one(shelf, host, bits):
+def test_a_batch_is_staged_the_same_as_its_messages_one_by_one(shelf, host, bits):
     alone = Shelf()
     postmark = (4 | bits, START_MS, host, START_MS + 1, HOST, 3, 9)
     for store in (shelf.store, alone.store):
@@ -84,7 +84,7 @@ def test_a_batch_is_staged_as_its_messages_one_by_one(shelf, host, bits):
     alone_places = [alone.store.stage([(queue, postmark, *message, None)])[0] for message in BATCH]
 
     own = shelf.store.queue("T", 0)
-    assert shelf.store.stage([(own, postmark, *each, None) for each in BATCH]) == alone_places
+    assert shelf.store.stage([(own, postmark, *item, None) for item in BATCH]) == alone_places
     assert shelf.store.queue("T", 0).next_offset == queue.next_offset == 4
     assert b"".join(shelf.store.log.staged) == b"".join(alone.store.log.staged)
     for part in (2, 3, 4):
@@ -100,7 +100,7 @@ def test_a_batch_is_staged_as_its_messages_one_by_one(shelf, host, bits):
 
 @pytest.mark.parametrize("start", [0, 250, 2**40 - 3])
 @pytest.mark.parametrize(("host", "bits"), [(HOST, 0), (V6_HOST, 0x10)])
-def test_equal_messages_are_staged_as_their_messages_one_by_one(shelf, host, bits, start):
+def test_equal_messages_are_staged_the_same_as_one_by_one(shelf, host, bits, start):
     alone = Shelf()
     postmark = (4 | bits, START_MS, host, START_MS + 1, HOST, 3, 9)
     count = 300
@@ -146,17 +146,17 @@ def test_equal_messages_are_staged_as_their_messages_one_by_one(shelf, host, bit
     alone.close()
 
 
-def test_a_batch_that_cannot_be_packed_leaves_nothing(shelf):
+def test_a_batch_that_cannot_be_packed_stages_nothing(shelf):
     queue, broken = shelf.store.queue("T", 0), (2**31, b"y", b"", 0, ())
     postmark = (0, START_MS, HOST, START_MS, HOST, 0, 0)
 
     with pytest.raises(struct.error):
-        shelf.store.stage([(queue, postmark, *each, None) for each in [*BATCH, broken]])
+        shelf.store.stage([(queue, postmark, *message, None) for message in [*BATCH, broken]])
 
     assert (queue.next_offset, shelf.store.log.staged, shelf.store.queues.staged) == (0, [], [])
 
 
-def test_what_cannot_be_packed_leaves_no_gap(shelf):
+def test_a_message_that_cannot_be_packed_leaves_no_gap(shelf):
     queue = shelf.store.queue("T", 0)
     with pytest.raises(struct.error):
         shelf.store.stage(
@@ -184,14 +184,14 @@ def test_offsets_go_on_after_a_failed_write(shelf, seen):
     placed = shelf.put(b"two"), shelf.put(b"first", number=1)
     shelf.flush()
 
-    assert [each.offset for each in placed] == [2, 0]
+    assert [message.offset for message in placed] == [2, 0]
     expected = {0: b"zero", 1: b"one", 2: b"two"}
     assert (shelf.bodies(), shelf.bodies(number=1)) == (expected, {0: b"first"})
     shelf.restart()
     assert (shelf.bodies(), shelf.bodies(number=1)) == (expected, {0: b"first"})
 
 
-def test_a_failed_write_behind_spans_that_wait_takes_only_its_own_offsets_back(shelf):
+def test_a_failed_write_takes_back_only_its_own_offsets(shelf):
     shelf.put(b"zero")
     first = shelf.store.write()
     shelf.put(b"lost")
@@ -211,7 +211,7 @@ def test_a_failed_write_behind_spans_that_wait_takes_only_its_own_offsets_back(s
 
 @pytest.mark.fault("S7")
 @pytest.mark.parametrize("room", range(0, 3 * 4096, 1024))
-def test_a_disk_that_fills_up_refuses_and_goes_on_once_there_is_room(room):
+def test_a_full_disk_refuses_messages_until_there_is_room(room):
     shelf = Shelf()
     shelf.add(b"zero")
     shelf.disk.capacity = shelf.disk.space().used + room
@@ -290,7 +290,7 @@ def test_a_full_disk_that_cannot_take_an_index_loses_nothing(shelf):
 # --- the parts of a checkpoint ---
 
 
-def test_what_is_stored_while_a_checkpoint_is_saved_belongs_to_the_next(shelf):
+def test_messages_stored_during_a_checkpoint_belong_to_the_next(shelf):
     shelf.add(b"zero", keys="K")
     pending = shelf.store.checkpoints.begin(shelf.store.checkpoints.next_range())
     shelf.add(b"one", keys="K")
@@ -314,11 +314,11 @@ def test_a_checkpoint_ends_where_a_file_does(shelf):
         shelf.store.checkpoints.confirm(pending)
         stretches.append(stretch)
 
-    assert [(each.start, each.end) for each in stretches] == extents
+    assert [(part.start, part.end) for part in stretches] == extents
     assert len(extents) == 4
 
 
-def test_a_checkpoint_covers_what_is_published_when_the_log_is_in_the_next_file_already(shelf):
+def test_a_checkpoint_covers_published_messages_when_the_log_is_a_file_ahead(shelf):
     shelf.add(b"zero" + BIG)
     waiting = []
     for number in range(1, 4):
@@ -337,7 +337,7 @@ def test_a_checkpoint_covers_what_is_published_when_the_log_is_in_the_next_file_
     assert len(shelf.bodies()) == 4
 
 
-def test_an_index_never_outlives_its_log(shelf):
+def test_an_index_is_never_begun_for_messages_that_are_not_durable(shelf):
     shelf.put(b"zero")
     shelf.store.publish(shelf.store.write())
 
@@ -345,7 +345,7 @@ def test_an_index_never_outlives_its_log(shelf):
         shelf.store.checkpoints.begin(shelf.store.checkpoints.next_range())
 
 
-def test_checkpoints_are_due_after_so_much_log_and_when_a_file_is_complete():
+def test_checkpoints_are_due_by_log_size_and_when_a_file_is_complete():
     shelf = Shelf(sizes=Sizes(checkpoint_every=2000))
     due = []
     for _ in range(8):
@@ -357,7 +357,7 @@ def test_checkpoints_are_due_after_so_much_log_and_when_a_file_is_complete():
     assert due == [False, False, True, False, True, False, False, True]
 
 
-def test_memory_does_not_grow_with_what_is_saved(shelf):
+def test_saved_messages_take_no_memory(shelf):
     for _ in range(30):
         shelf.add(BIG, keys="k")
         shelf.checkpoint()
@@ -375,9 +375,9 @@ def test_memory_does_not_grow_with_what_is_saved(shelf):
 # --- looking things up ---
 
 
-def test_a_position_where_no_record_begins_shows_nothing(shelf):
+def test_a_position_where_no_record_begins_shows_no_record(shelf):
     placed = shelf.add(b"zero", b"one")
-    begins = {each.position for each in placed}
+    begins = {message.position for message in placed}
 
     for position in (*range(-5, shelf.store.log.end + 200), 1 << 40, -(1 << 40)):
         found = shelf.store.record_bytes(position)
@@ -398,7 +398,7 @@ def forged(position, **more):
     [{}, {"queue_offset": 1}, {"queue_offset": 2**40}, {"queue_offset": -1}, {"topic": "none"},
      {"queue_id": 9}, {"sys_flag": 4}],
 )  # fmt: skip
-def test_a_body_that_holds_a_record_is_not_shown_as_one(shelf, more):
+def test_a_record_inside_a_body_is_not_shown(shelf, more):
     shelf.add(b"zero")
     inside = shelf.store.log.next_position + 88
 
@@ -408,7 +408,7 @@ def test_a_body_that_holds_a_record_is_not_shown_as_one(shelf, more):
 
 
 @pytest.mark.parametrize("size", [FRAME_BYTES_MAX + 1, 2**31, 2**32 - 1])
-def test_a_body_that_claims_a_huge_record_makes_nobody_read_it(shelf, size):
+def test_a_huge_record_size_inside_a_body_is_not_read(shelf, size):
     shelf.add(b"zero")
     inside = shelf.store.log.next_position + 88
     body = bytearray(forged(inside))
@@ -454,7 +454,7 @@ def test_a_message_is_found_by_each_of_its_keys_newest_first(shelf):
     assert shelf.found_by_key("k") == []
 
 
-def test_a_key_is_found_within_the_time_of_its_message(shelf):
+def test_a_key_is_found_in_a_range_that_is_just_the_time_of_its_message(shelf):
     """Spans are published late and files end early: no bound of a run may be off by that."""
     times = [START_MS + 1000 * number for number in range(12)]
     waiting = []
@@ -523,7 +523,7 @@ def timed(*times, checkpoint_at=()):
         (1 << 60, 4, 5, 4),
     ],
 )
-def test_the_offset_for_a_time(checkpoint_at, when, nearest, lower, upper):
+def test_the_offset_for_a_time_follows_the_boundary(checkpoint_at, when, nearest, lower, upper):
     shelf = timed(100, 200, 200, 200, 300, checkpoint_at=checkpoint_at)
     queue = shelf.store.find_queue("T", 0)
 
@@ -582,7 +582,7 @@ def test_the_time_of_a_message_reads_the_same_for_both_kinds_of_hosts(shelf):
 # --- files ---
 
 
-def test_closing_lets_go_of_every_file(tmp_path):
+def test_closing_the_store_closes_every_file(tmp_path):
     def open_files():
         return [path for path in map(_target, os.listdir("/proc/self/fd")) if str(tmp_path) in path]
 
@@ -607,14 +607,14 @@ def _target(descriptor):
         return ""
 
 
-def test_closing_twice_is_harmless(shelf):
+def test_closing_the_store_twice_is_harmless(shelf):
     shelf.close()
     shelf.close()
 
     assert Shelf(shelf.disk).bodies() == {}
 
 
-def test_reads_that_the_disk_refuses_are_errors_of_the_store(shelf):
+def test_a_read_that_the_disk_refuses_raises_a_store_error(shelf):
     shelf.add(b"zero", b"one", keys="K")
     shelf.checkpoint()
     shelf.add(b"two")
@@ -641,7 +641,7 @@ def test_a_log_on_a_real_disk_survives_restarts_of_every_kind(tmp_path):
     shelf.close()
 
 
-def test_an_empty_disk_opens_to_nothing():
+def test_a_store_on_an_empty_disk_opens_empty():
     shelf = Shelf(MemoryDisk())
 
     assert shelf.recovery[:3] == (0, 0, 0)

@@ -1,4 +1,4 @@
-"""A log from before spans had epochs: the broker and its tools read it, and grows with them."""
+"""A log from before spans had epochs: broker and tools read it, and new spans have epochs."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def old_log():
 
 
 def grown():
-    """The same with spans of epochs 0 and 5 behind it."""
+    """The same log, followed by spans of epochs 0 and 5."""
     disk, _ = old_log()
     shelf = Shelf(disk)
     shelf.add(b"no copies")
@@ -49,7 +49,7 @@ def epochs_of(shelf):
     return [head.epoch for head in heads_in_all(shelf)]
 
 
-def test_an_old_head_is_read_everywhere_and_has_epoch_0():
+def test_heads_of_the_old_form_are_read_with_epoch_0():
     disk, _ = old_log()
     data = Shelf(disk).contents("log/00000000000000000000.log")
 
@@ -61,7 +61,7 @@ def test_an_old_head_is_read_everywhere_and_has_epoch_0():
     assert read_head(data, 0, 0) == found[0]
 
 
-def test_an_old_log_is_opened_with_all_it_holds_and_grows_with_epochs():
+def test_an_old_log_is_opened_completely_and_continued_with_epochs():
     disk, everything = old_log()
     shelf = Shelf(disk)
     assert shelf.everything() == everything
@@ -77,7 +77,7 @@ def test_an_old_log_is_opened_with_all_it_holds_and_grows_with_epochs():
     assert shelf.everything() == everything
 
 
-def test_a_log_of_both_forms_is_verified_and_shown():
+def test_tools_verify_and_show_a_log_of_both_forms():
     shelf = grown()
     shelf.close()
 

@@ -27,8 +27,8 @@ def half(number=0, **given):
 
 def opened(*halves):
     pending = PendingTransactions()
-    for key, each in enumerate(halves):
-        pending.open(key, pending.pack(*each.parts))
+    for key, half in enumerate(halves):
+        pending.open(key, pending.pack(*half.parts))
     return pending
 
 
@@ -49,13 +49,13 @@ def close(pending, *keys):
         {"queue": U},
     ],
 )
-def test_a_transaction_is_found_as_it_was_opened(given):
+def test_an_open_transaction_is_returned_with_all_its_fields(given):
     wanted = half(5, **given)
 
     assert opened(wanted).find(0) == wanted
 
 
-def test_one_that_was_never_opened_is_not_found():
+def test_a_transaction_that_was_never_opened_is_not_found():
     pending = opened(half())
 
     assert pending.find(1) is None
@@ -63,7 +63,7 @@ def test_one_that_was_never_opened_is_not_found():
     assert 0 in pending
 
 
-def test_what_is_closed_is_forgotten_with_all_it_held():
+def test_closing_transactions_frees_everything_they_held():
     pending = opened(*[half(number, group=f"g{number % 3}", queue=U) for number in range(9)])
     pending.park(4)
 
@@ -79,7 +79,7 @@ def test_what_is_closed_is_forgotten_with_all_it_held():
     assert not pending.owner_uses
 
 
-def test_values_in_common_are_kept_once_and_as_long_as_somebody_has_them():
+def test_shared_owners_are_kept_once_until_their_last_transaction_closes():
     pending = opened(half(0), half(1), half(2, origin="other"))
     assert len(pending.owners) == 2
 
@@ -95,24 +95,24 @@ def test_values_in_common_are_kept_once_and_as_long_as_somebody_has_them():
     assert pending.find(2) == half(2, origin="other")
 
 
-def test_a_queue_that_was_made_anew_is_another_one():
+def test_a_recreated_queue_is_not_the_old_queue():
     pending = opened(half(0), half(1, queue=ConsumeQueue("T", 0)))
 
     assert pending.find(0).queue is T
     assert pending.find(1).queue is not T
 
 
-def test_how_many_belong_to_a_group_is_known_without_looking_at_each():
+def test_open_transactions_are_counted_by_group():
     pending = opened(
         half(1), half(2, queue=U), half(3, origin="d"), half(4, group="h"), half(5, is_parked=True)
     )
 
-    assert [pending.count_of(each) for each in ("g", "h", "nobody")] == [4, 1, 0]
+    assert [pending.count_of(group) for group in ("g", "h", "nobody")] == [4, 1, 0]
     close(pending, 0)
     assert pending.count_of("g") == 3
 
 
-def test_those_of_a_group_are_found_without_reading_the_others(monkeypatch):
+def test_the_transactions_of_a_group_are_found_without_unpacking_any(monkeypatch):
     pending = opened(half(1), half(2, queue=U), half(3, group="h"), half(4, origin="d"))
     monkeypatch.setattr(pending, "unpack", None)
 
@@ -121,7 +121,7 @@ def test_those_of_a_group_are_found_without_reading_the_others(monkeypatch):
     assert list(pending.keys_of("nobody")) == []
 
 
-def test_checks_are_counted_and_nothing_else_changes():
+def test_counting_checks_changes_nothing_else():
     pending = opened(half(0), half(1))
 
     pending.count_checks(0, 14)
@@ -134,7 +134,7 @@ def test_checks_are_counted_and_nothing_else_changes():
     assert pending.find(0) == half(0)
 
 
-def test_what_is_parked_is_listed_longest_first_and_still_open():
+def test_parked_transactions_are_listed_longest_parked_first_and_stay_open():
     pending = opened(half(0), half(1), half(2))
     pending.count_checks(2, 15)
 
@@ -149,13 +149,13 @@ def test_what_is_parked_is_listed_longest_first_and_still_open():
     assert list(pending.parked_keys()) == [0]
 
 
-def test_one_that_is_parked_when_it_is_opened_counts_as_parked():
+def test_a_transaction_opened_as_parked_counts_as_parked():
     pending = opened(half(0), half(1, is_parked=True))
 
     assert list(pending.parked_keys()) == [1]
 
 
-def test_they_stand_in_the_order_in_which_they_were_opened():
+def test_transactions_are_listed_in_the_order_of_their_opening():
     pending = opened(half(0), half(1), half(2))
     close(pending, 0)
     pending.open(0, pending.pack(*half(3).parts))
@@ -163,7 +163,7 @@ def test_they_stand_in_the_order_in_which_they_were_opened():
     assert list(pending) == [1, 2, 0]
 
 
-def test_the_oldest_that_is_open_says_from_where_on_the_log_is_kept():
+def test_the_log_is_kept_from_the_oldest_open_transaction():
     pending = opened(half(0, position=5), half(1, position=600), half(2, position=70_000))
     assert pending.pinned() == 5
 
@@ -187,7 +187,7 @@ def test_a_transaction_takes_little_memory():
     assert (sys.getsizeof(table) + entries) / MANY < 200
 
 
-def test_a_key_is_a_number_that_fits_in_eight_bytes():
+def test_transaction_keys_are_distinct_and_fit_in_eight_bytes():
     keys = {transaction_key(f"{number:032X}") for number in range(10_000)}
 
     assert len(keys) == 10_000
@@ -198,7 +198,7 @@ def test_a_key_is_a_number_that_fits_in_eight_bytes():
 # --- what a checkpoint is told ---
 
 
-def test_a_stretch_tells_what_it_opened_and_left_open():
+def test_a_range_lists_the_transactions_it_opened_and_left_open():
     pending = PendingTransactions()
     for position in (10, 20, 30, 40):
         pending.opened.append(position)
@@ -212,7 +212,7 @@ def test_a_stretch_tells_what_it_opened_and_left_open():
     assert pending.changes_before(99) == Changes([20, 40], [], [])
 
 
-def test_a_stretch_tells_what_it_closed_of_earlier_ones():
+def test_a_range_lists_the_earlier_transactions_it_closed():
     pending = PendingTransactions()
     for position in (10, 20):
         pending.opened.append(position)
@@ -225,7 +225,7 @@ def test_a_stretch_tells_what_it_closed_of_earlier_ones():
     assert pending.changes_before(99) == Changes([], [20, 10], [])
 
 
-def test_a_stretch_tells_what_it_parked():
+def test_a_range_lists_the_transactions_it_parked():
     pending = PendingTransactions()
     pending.opened.append(10)
     pending.note_parked(15, 10)
@@ -236,7 +236,7 @@ def test_a_stretch_tells_what_it_parked():
     assert pending.changes_before(19) == Changes([], [], [10])
 
 
-def test_what_was_saved_is_not_told_again_and_the_rest_is():
+def test_saved_changes_are_not_listed_again():
     pending = PendingTransactions()
     for position in (10, 20, 30):
         pending.opened.append(position)

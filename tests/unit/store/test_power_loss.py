@@ -1,4 +1,4 @@
-"""The power goes at every step of a busy life: what was acknowledged is there, where it was said.
+"""A power cut at every step of a busy run: acknowledged messages are there, at their offsets.
 
 The flusher runs in virtual time, syncs are slow and overlap with writes, files end, checkpoints are
 saved, a topic is deleted, old files go. Before each operation on the disk a copy of it is taken;
@@ -78,7 +78,7 @@ class Life:
         store = self._press.store
         assert len(store.checkpoints.completed_files()) >= 2
         until = store.checkpoints.completed_files()[1].end
-        self.excused |= {place for place, each in self.sent.items() if each.position < until}
+        self.excused |= {place for place, placed in self.sent.items() if placed.position < until}
         Keeper(self._disk).save_floors(store.floors_after(2), store.log.durable)
         store.drop_first_file()
         store.drop_first_file()
@@ -87,7 +87,7 @@ class Life:
         return Shelf(disk, self.sizes, Keeper(disk).floors().floors)
 
     def check(self, shelf, acknowledged, excused):
-        """All that was promised is there, and all that is there was sent, in order."""
+        """Check that all acknowledged messages are there, and no others, in order."""
         seen = shelf.everything()
         for (topic, number), (low, high, bodies) in seen.items():
             assert sorted(bodies) == list(range(low, high))
@@ -103,7 +103,7 @@ class Life:
         return seen
 
     def check_offsets_go_on(self, shelf, acknowledged):
-        """New messages stand behind all that were ever acknowledged."""
+        """Check that new messages get offsets after all acknowledged ones."""
         ends = {}
         for placed in self.acknowledged[:acknowledged]:
             queue = (placed.topic, placed.number)
@@ -115,7 +115,7 @@ class Life:
 
 @pytest.mark.fault("S4", "S5")
 @pytest.mark.parametrize("seed", range(LIVES))
-def test_what_was_acknowledged_survives_a_power_cut_at_any_step(seed):
+def test_acknowledged_messages_survive_a_power_cut_at_any_step(seed):
     life = Life(seed, SMALL)
     assert len(life.acknowledged) > MESSAGES // 2
     assert len(life.points) > 100
@@ -128,7 +128,7 @@ def test_what_was_acknowledged_survives_a_power_cut_at_any_step(seed):
             try:
                 seen = life.check(shelf, acknowledged, excused)
 
-                # Whoever has read it may rely on it: another power cut takes none of it.
+                # Messages that were read once are durable: another power cut loses none.
                 shelf.close()
                 twin.crash(loss=Loss.EVERYTHING)
                 shelf.open()
@@ -145,7 +145,7 @@ def test_what_was_acknowledged_survives_a_power_cut_at_any_step(seed):
 
 
 @pytest.mark.parametrize("seed", range(LIVES))
-def test_without_sync_a_power_cut_leaves_a_clean_prefix_at_any_step(seed):
+def test_with_async_flush_a_power_cut_at_any_step_leaves_a_clean_prefix(seed):
     life = Life(seed, SMALL._replace(flush="async", flush_interval=0.05))
 
     for number, (event, disk, _, excused) in enumerate(life.points):
@@ -161,7 +161,7 @@ def test_without_sync_a_power_cut_leaves_a_clean_prefix_at_any_step(seed):
 
 
 @pytest.mark.parametrize("seed", range(LIVES))
-def test_a_killed_broker_has_everything_it_ever_wrote(seed):
+def test_a_killed_broker_keeps_everything_it_wrote(seed):
     life = Life(seed, SMALL)
 
     for event, disk, acknowledged, excused in life.points[::3]:

@@ -1,4 +1,4 @@
-"""Opening a log that a crash, a bad disk or an operator has been at."""
+"""Opening a log after a crash, a disk error or a mistake of an operator."""
 
 import errno
 
@@ -34,7 +34,7 @@ def the_log(disk):
 
 
 def cut_off(disk, path, length):
-    """The disk as it would be with a file cut to a length that was all that was ever durable."""
+    """A copy of the disk with a file cut to a length, as if no more had ever been durable."""
     twin = disk.clone()
     twin.remove(HIGH_WATER)
     file = twin.open(path)
@@ -44,7 +44,7 @@ def cut_off(disk, path, length):
 
 
 def check_that_it_goes_on(shelf, before):
-    """After what is there, new messages can be stored, and both survive another restart."""
+    """Check that new messages can be stored, and that old and new ones survive another restart."""
     (placed,) = shelf.add(b"after")
     assert placed.offset == len(before)
     shelf.restart()
@@ -121,7 +121,7 @@ def garbage(size):
 @pytest.mark.fault("S2")
 @pytest.mark.parametrize("filling", [bytes, garbage, lambda size: b"\xff" * size])
 @pytest.mark.parametrize("size", [1, HEAD_BYTES, 3000])
-def test_what_follows_the_last_whole_span_is_cut(filling, size):
+def test_bytes_after_the_last_whole_span_are_cut(filling, size):
     shelf = Shelf(sizes=ONE_FILE)
     shelf.add(b"one", b"two")
     shelf.close()
@@ -135,8 +135,8 @@ def test_what_follows_the_last_whole_span_is_cut(filling, size):
 
 
 @pytest.mark.fault("S2")
-def test_spans_of_an_older_log_behind_the_last_one_are_never_served():
-    """No file is ever used twice, so how they got there is for somebody to find out."""
+def test_spans_of_an_older_log_after_the_last_span_are_never_served():
+    """No file is ever used twice, so an operator must find out how they got there."""
     shelf = Shelf(sizes=ONE_FILE)
     shelf.add(*[b"old" * 9 for _ in range(9)])
     older = shelf.contents(the_log(shelf.disk))
@@ -151,12 +151,12 @@ def test_spans_of_an_older_log_behind_the_last_one_are_never_served():
 
 
 @pytest.mark.fault("S2")
-def test_spans_of_another_log_that_begin_right_behind_the_last_one_are_never_served():
+def test_spans_of_another_log_right_after_the_last_span_are_never_served():
     older = Shelf(sizes=ONE_FILE, entropy=SeededEntropy(2))
     older.add(*[b"old%d" % number for number in range(6)])
     shelf = Shelf(sizes=ONE_FILE)
     shelf.add(*[b"new%d" % number for number in range(3)])
-    data, old = (each.contents(the_log(each.disk)) for each in (shelf, older))
+    data, old = (source.contents(the_log(source.disk)) for source in (shelf, older))
     shelf.close()
     rewrite(shelf.disk, the_log(shelf.disk), data + old[len(data) :])
 
@@ -164,7 +164,7 @@ def test_spans_of_another_log_that_begin_right_behind_the_last_one_are_never_ser
         shelf.open()
 
 
-def test_a_body_that_holds_a_whole_log_is_only_a_body():
+def test_a_body_that_contains_a_whole_log_is_not_recovered_as_spans():
     shelf = Shelf(sizes=ONE_FILE)
     shelf.add(b"one", b"two")
     log = shelf.contents(the_log(shelf.disk))
@@ -177,7 +177,7 @@ def test_a_body_that_holds_a_whole_log_is_only_a_body():
     check_that_it_goes_on(again, {0: b"one", 1: b"two"})
 
 
-def test_recovering_twice_is_recovering_once():
+def test_a_second_recovery_changes_nothing():
     shelf = Shelf(sizes=ONE_FILE)
     shelf.add(b"one", b"two", b"three")
     shelf.close()
@@ -195,7 +195,7 @@ def test_recovering_twice_is_recovering_once():
 
 
 @pytest.mark.fault("S3")
-def test_a_bit_turned_over_before_the_last_span_refuses_the_start():
+def test_a_flipped_bit_before_the_last_span_refuses_the_start():
     shelf = Shelf(sizes=ONE_FILE)
     shelf.add(b"one", keys="k", tag="t")
     shelf.add_together(b"two", b"three")
@@ -213,7 +213,7 @@ def test_a_bit_turned_over_before_the_last_span_refuses_the_start():
 
 
 @pytest.mark.fault("S3")
-def test_a_bit_turned_over_in_an_earlier_file_refuses_the_start():
+def test_a_flipped_bit_in_an_earlier_file_refuses_the_start():
     shelf = Shelf()
     shelf.add(*[b"%d" % number + BIG for number in range(6)])
     shelf.close()
@@ -228,7 +228,7 @@ def test_a_bit_turned_over_in_an_earlier_file_refuses_the_start():
                 Shelf(disk)
 
 
-def test_a_bad_span_with_nothing_durable_behind_it_is_the_torn_tail():
+def test_a_bad_span_with_nothing_durable_after_it_is_cut_as_torn_tail():
     shelf = Shelf(sizes=ONE_FILE)
     shelf.add(b"one")
     bad = shelf.store.log.end
@@ -243,7 +243,7 @@ def test_a_bad_span_with_nothing_durable_behind_it_is_the_torn_tail():
     check_that_it_goes_on(shelf, {0: b"one"})
 
 
-def test_what_follows_a_bad_span_is_searched_to_the_end_of_the_log():
+def test_the_log_after_a_bad_span_is_searched_to_its_end():
     shelf = Shelf(sizes=Sizes(segment_size=16 << 20))
     shelf.add(b"one", b"two" * 2_000_000)  # more than one window of the search
     shelf.add(b"three")
@@ -255,7 +255,7 @@ def test_what_follows_a_bad_span_is_searched_to_the_end_of_the_log():
 
 
 @pytest.mark.parametrize("shift", range(-HEAD_BYTES - 2, 3))
-def test_a_head_is_found_wherever_the_windows_of_the_search_meet(shift, monkeypatch):
+def test_a_head_across_two_search_windows_is_found(shift, monkeypatch):
     monkeypatch.setattr("txmq_broker.store.log.spans._WINDOW", 256)
     shelf = Shelf(sizes=ONE_FILE)
     (first,) = shelf.add(b"x" * 100)
@@ -270,7 +270,7 @@ def test_a_head_is_found_wherever_the_windows_of_the_search_meet(shift, monkeypa
 
 
 def log_of(*records_of_spans):
-    """A disk with a log that some other hand wrote."""
+    """A disk with a log that was written without a store."""
     disk, data = MemoryDisk(), b""
     for payload in records_of_spans:
         data += head(LOG, len(data), 0, payload, 0) + payload
@@ -287,24 +287,24 @@ def record(offset=0, position=HEAD_BYTES, **more):
     return records.pack(Record(**{**values, **more}))
 
 
-def test_a_whole_span_without_records_in_it_is_a_writers_fault():
+def test_a_whole_span_without_records_refuses_the_start():
     with pytest.raises(CorruptRecord, match="not a record"):
         Shelf(log_of(b"x" * 200))
 
 
-def test_a_record_that_says_it_lies_elsewhere_is_a_writers_fault():
+def test_a_record_with_a_wrong_position_refuses_the_start():
     with pytest.raises(CorruptRecord, match="states position 1"):
         Shelf(log_of(record(position=1)))
 
 
-def test_a_queue_that_goes_on_where_it_must_not_is_a_writers_fault():
+def test_a_gap_in_the_offsets_of_a_queue_refuses_the_start():
     first = record()
 
     with pytest.raises(CorruptRecord, match="T/0 goes on at 2 behind 1"):
         Shelf(log_of(first, record(2, 2 * HEAD_BYTES + len(first))))
 
 
-def test_a_half_message_is_in_the_half_queue_and_not_in_its_own():
+def test_a_recovered_half_message_is_in_the_half_queue_only():
     half = record(99, sys_flag=0x4, properties="UNIQ_KEY\x01u\x02")
 
     shelf = Shelf(log_of(half, record(0, 2 * HEAD_BYTES + len(half))))
@@ -315,7 +315,7 @@ def test_a_half_message_is_in_the_half_queue_and_not_in_its_own():
 
 
 @pytest.mark.parametrize("kind", [DecisionKind.COMMITTED, DecisionKind.ROLLED_BACK])
-def test_a_half_message_that_was_decided_is_still_in_the_half_queue_and_open_no_more(kind):
+def test_a_recovered_decided_half_message_is_in_the_half_queue_and_not_open(kind):
     half = record(0, sys_flag=0x4)
     place = 0 if kind is DecisionKind.COMMITTED else -1
     marker = Decision(kind, DecisionSource.PRODUCER, 0, HEAD_BYTES, 0, place, 5).pack()
@@ -328,18 +328,18 @@ def test_a_half_message_that_was_decided_is_still_in_the_half_queue_and_open_no_
     assert not len(shelf.store.halves.pending)
 
 
-def test_half_messages_that_go_on_where_they_must_not_are_a_writers_fault():
+def test_a_gap_in_the_offsets_of_half_messages_refuses_the_start():
     half = record(sys_flag=0x4)
-    other = record(2, 2 * HEAD_BYTES + len(half), sys_flag=0x4)
+    second = record(2, 2 * HEAD_BYTES + len(half), sys_flag=0x4)
 
     with pytest.raises(CorruptRecord, match="a half message does not follow"):
-        Shelf(log_of(half, other))
+        Shelf(log_of(half, second))
 
 
 @pytest.mark.parametrize(
     ("offset", "place"), [(1, 0), (0, 1)], ids=["op queue", "the message's queue"]
 )
-def test_a_decision_that_goes_on_where_it_must_not_is_a_writers_fault(offset, place):
+def test_a_gap_in_the_offsets_of_decisions_refuses_the_start(offset, place):
     half = record(0, sys_flag=0x4)
     plain = record(0, 2 * HEAD_BYTES + len(half))
     first = Decision(DecisionKind.PARKED, DecisionSource.BROKER, 0, HEAD_BYTES, 0, -1, 5).pack()
@@ -351,7 +351,7 @@ def test_a_decision_that_goes_on_where_it_must_not_is_a_writers_fault(offset, pl
         Shelf(log_of(half, plain, first, bad))
 
 
-def test_a_commit_whose_half_message_is_not_there_is_a_writers_fault():
+def test_a_commit_without_its_half_message_refuses_the_start():
     marker = Decision(DecisionKind.COMMITTED, DecisionSource.PRODUCER, 0, 0, 0, 0, 5).pack()
 
     with pytest.raises(CorruptRecord, match="is missing there"):
@@ -359,7 +359,7 @@ def test_a_commit_whose_half_message_is_not_there_is_a_writers_fault():
 
 
 @pytest.mark.parametrize("size", [0, 4, 51, 53, 60, 1 << 30])
-def test_a_marker_that_is_broken_in_a_whole_span_is_a_writers_fault(size):
+def test_a_broken_marker_in_a_whole_span_refuses_the_start(size):
     marker = Decision(DecisionKind.ROLLED_BACK, DecisionSource.PRODUCER, 0, 0, 0, -1, 5).pack()
 
     with pytest.raises(CorruptRecord, match="a marker"):
@@ -376,10 +376,10 @@ def test_a_disk_that_cannot_read_the_log_refuses_the_start():
         Shelf(shelf.disk)
 
 
-# --- damage in what is indexed shows when it is read ---
+# --- damage in indexed records shows when they are read ---
 
 
-def test_a_bit_turned_over_in_an_indexed_record_never_hides_it_or_another_one():
+def test_a_flipped_bit_in_an_indexed_record_hides_no_message_silently():
     shelf = Shelf(sizes=ONE_FILE)
     shelf.add(b"zero")
     (placed,) = shelf.add(b"one" * 5, unique="U", tag="t")
@@ -403,7 +403,7 @@ def test_a_bit_turned_over_in_an_indexed_record_never_hides_it_or_another_one():
         except CorruptRecord:
             reported += 1
         except (AssertionError, RemoteProtocolError):
-            # The record differs in what no checksum of its own covers.
+            # The record differs in a field that its own checksums do not cover.
             assert not is_checked, inside
         else:
             assert not is_checked, inside
@@ -413,7 +413,7 @@ def test_a_bit_turned_over_in_an_indexed_record_never_hides_it_or_another_one():
     assert len(data) == end - placed.position
 
 
-def test_a_bit_turned_over_in_an_indexed_record_refuses_the_start_once_it_is_scanned():
+def test_a_flipped_bit_in_an_indexed_record_refuses_the_start_once_scanned():
     shelf = Shelf(sizes=ONE_FILE)
     (placed,) = shelf.add(b"one", tag="t")
     shelf.add(b"two")
@@ -445,7 +445,7 @@ def library(**more):
 
 
 def reads(shelf):
-    """Everything anybody can see."""
+    """Everything that clients can see."""
     keys = [f"k{number}" for number in range(5)] + ["all", "u3", "u23"]
     by_key = {key: shelf.found_by_key(key, topic) for key in keys for topic in "TU"}
     return shelf.everything(), by_key, shelf.store.log.last_ms
@@ -453,7 +453,7 @@ def reads(shelf):
 
 @pytest.mark.parametrize("is_clean", [False, True], ids=["killed", "stopped"])
 @pytest.mark.parametrize("deleted", [[0], [1], [2], [3], [0, 1], [0, 2], [1, 3], [0, 1, 2, 3]])
-def test_deleted_indexes_are_made_again(deleted, is_clean):
+def test_deleted_indexes_are_rebuilt(deleted, is_clean):
     shelf = library()
     shelf.restart_cleanly() if is_clean else shelf.restart()
     before = reads(shelf)
@@ -472,7 +472,7 @@ def test_deleted_indexes_are_made_again(deleted, is_clean):
     assert reads(shelf) == before
 
 
-def test_an_index_cut_at_any_byte_is_made_again():
+def test_an_index_cut_at_any_byte_is_rebuilt():
     shelf = library()
     shelf.restart_cleanly()
     before = reads(shelf)
@@ -486,7 +486,7 @@ def test_an_index_cut_at_any_byte_is_made_again():
             again.close()
 
 
-def test_a_bit_turned_over_in_an_index_is_repaired_or_reported():
+def test_a_flipped_bit_in_an_index_is_repaired_or_reported():
     shelf = library()
     shelf.restart_cleanly()
     before = reads(shelf)
@@ -516,7 +516,7 @@ def test_a_bit_turned_over_in_an_index_is_repaired_or_reported():
     assert reported
 
 
-def test_an_index_of_another_life_is_not_taken_for_that_of_a_new_file():
+def test_an_index_of_an_earlier_file_is_not_used_for_a_new_one():
     shelf = Shelf()
     shelf.add(BIG, BIG)
     (second,) = shelf.add(BIG)
@@ -556,7 +556,7 @@ def test_a_crash_between_two_files_keeps_what_was_durable():
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_a_crash_over_several_files_leaves_a_clean_prefix(seed):
+def test_a_crash_with_several_unsynced_files_leaves_a_clean_prefix(seed):
     shelf = Shelf()
     shelf.add(b"0" + BIG)
     for number in range(1, 9):
@@ -574,7 +574,7 @@ def test_a_crash_over_several_files_leaves_a_clean_prefix(seed):
     check_that_it_goes_on(again, found)
 
 
-def test_what_a_killed_broker_left_is_durable_before_anybody_reads_it():
+def test_messages_of_a_killed_broker_are_durable_before_anybody_reads_them():
     shelf = Shelf()
     for number in range(5):
         shelf.put(b"%d" % number + BIG)
@@ -589,8 +589,8 @@ def test_what_a_killed_broker_left_is_durable_before_anybody_reads_it():
 
 
 @pytest.mark.fault("S6")
-def test_what_a_failed_sync_left_in_the_cache_is_durable_before_anybody_reads_it():
-    """The system takes it for clean, so that another sync would do nothing for it."""
+def test_after_a_failed_sync_messages_are_durable_before_anybody_reads_them():
+    """The system takes the pages for clean, so another sync would not write them."""
     shelf = Shelf()
     shelf.add(BIG)
     for number in range(4):
@@ -609,7 +609,7 @@ def test_what_a_failed_sync_left_in_the_cache_is_durable_before_anybody_reads_it
     assert Shelf(shelf.disk).everything() == seen
 
 
-def test_an_index_whose_sync_failed_is_durable_before_anybody_relies_on_it():
+def test_an_index_whose_sync_failed_is_made_durable_at_the_restart():
     shelf = Shelf()
     shelf.add(*[b"%d" % number + BIG for number in range(5)])
     pending = shelf.store.checkpoints.begin(shelf.store.checkpoints.next_range())
@@ -662,7 +662,7 @@ def test_a_log_that_was_deleted_whole_refuses_the_start():
         Shelf(shelf.disk)
 
 
-def test_what_is_cut_takes_its_indexes_along():
+def test_cutting_the_log_removes_the_indexes_of_the_cut_part():
     shelf = Shelf()
     written = []
     for number in range(5):
@@ -703,7 +703,7 @@ def test_a_log_file_that_was_cut_refuses_the_start():
                 Shelf(cut_off(shelf.disk, path, length))
 
 
-def test_a_log_cut_where_a_file_begins_goes_on_there():
+def test_a_log_cut_at_the_beginning_of_a_file_continues_there():
     shelf = Shelf()
     shelf.add(BIG, BIG, BIG)
     shelf.close()
@@ -732,7 +732,7 @@ def test_a_power_cut_during_recovery_changes_nothing(seed):
 # --- what a restart costs ---
 
 
-def test_a_restart_after_a_crash_reads_what_came_after_the_last_checkpoint():
+def test_a_restart_after_a_crash_scans_only_what_followed_the_last_checkpoint():
     costs = []
     for messages in (10, 100):
         shelf = Shelf(sizes=Sizes(segment_size=40_000))
@@ -755,7 +755,7 @@ def test_a_restart_after_a_clean_stop_reads_nothing_of_the_log():
     assert shelf.recovery[:3] == (0, 0, 0)
 
 
-def test_the_first_restart_without_an_index_pays_for_all_and_the_next_one_for_the_last_file():
+def test_a_restart_without_indexes_scans_the_log_and_the_next_only_its_last_file():
     shelf = library()
     shelf.restart_cleanly()
     shelf.close()
@@ -779,7 +779,7 @@ def full(disk):
 
 @pytest.mark.parametrize("deleted", [[], [0], [1], [0, 1, 2, 3]])
 @pytest.mark.parametrize("is_clean", [False, True], ids=["killed", "stopped"])
-def test_a_full_disk_is_opened_and_read_whatever_is_indexed(deleted, is_clean):
+def test_a_store_on_a_full_disk_opens_and_serves_reads(deleted, is_clean):
     shelf = library()
     shelf.restart_cleanly() if is_clean else shelf.restart()
     before = reads(shelf)
@@ -808,7 +808,7 @@ def test_a_full_disk_is_opened_and_read_whatever_is_indexed(deleted, is_clean):
 
 
 @pytest.mark.parametrize("goes_on", ["with a message", "with a checkpoint"])
-def test_what_a_full_disk_could_not_make_durable_is_durable_before_anything_follows_it(goes_on):
+def test_messages_unsynced_on_a_full_disk_are_durable_before_later_ones(goes_on):
     """S6: what a failed sync left in the cache is written again as soon as there is room."""
     shelf = Shelf()
     shelf.add(BIG)
@@ -835,7 +835,7 @@ def test_what_a_full_disk_could_not_make_durable_is_durable_before_anything_foll
     assert Shelf(shelf.disk).bodies() == seen
 
 
-def test_an_index_that_a_full_disk_could_not_make_durable_is_durable_before_another_follows_it():
+def test_an_index_unsynced_on_a_full_disk_is_durable_before_the_next_one():
     shelf = Shelf(sizes=ONE_FILE)
     shelf.add(b"one")
     pending = shelf.store.checkpoints.begin(shelf.store.checkpoints.next_range())
@@ -873,7 +873,7 @@ def test_a_torn_tail_on_a_full_disk_is_cut_when_there_is_room():
 
 
 @pytest.mark.fault("S12")
-def test_a_second_broker_is_kept_out():
+def test_a_second_broker_in_one_directory_is_refused():
     shelf = Shelf()
 
     with pytest.raises(DirectoryInUse):
@@ -884,7 +884,7 @@ def test_a_second_broker_is_kept_out():
 
 
 @pytest.mark.fault("S12")
-def test_a_second_broker_is_kept_out_of_a_real_directory(tmp_path):
+def test_a_second_broker_in_one_real_directory_is_refused(tmp_path):
     shelf = Shelf(LocalDisk(tmp_path))
     shelf.add(b"one")
 
@@ -894,7 +894,7 @@ def test_a_second_broker_is_kept_out_of_a_real_directory(tmp_path):
     assert Shelf(LocalDisk(tmp_path)).bodies() == {0: b"one"}
 
 
-def test_a_start_that_was_refused_leaves_the_directory_to_the_next():
+def test_a_refused_start_releases_the_directory():
     shelf = Shelf(sizes=ONE_FILE)
     shelf.add(b"one", b"two")
     shelf.close()

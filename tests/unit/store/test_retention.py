@@ -1,4 +1,4 @@
-"""Which files may go and when, and that no offset is ever given twice after they went."""
+"""Which files may be deleted and when, and that no offset is given twice afterwards."""
 
 import itertools
 
@@ -19,7 +19,7 @@ BIG = b"x" * 1500
 
 
 def files(*hours):
-    """Files whose last messages are so many hours old, oldest first."""
+    """Files whose last messages have these ages in hours, oldest first."""
     return [
         Age(1000 * number, 1000 * (number + 1), NOW - int(hour * HOUR_MS))
         for number, hour in enumerate(hours)
@@ -51,7 +51,7 @@ FORCED = RetentionVerdict(FORCED_PER_ROUND, refuse_sends=True)
         # The edge of 72 hours.
         ((72,), 4, 0.10, None, RetentionVerdict(0, refuse_sends=False)),
         ((72.001,), 4, 0.10, None, RetentionVerdict(1, refuse_sends=False)),
-        # So many at once that are not old, and all that are.
+        # A limited number of young files at once, and all old ones.
         ((1,) * 30, 5, 0.99, None, RetentionVerdict(FORCED_PER_ROUND, refuse_sends=True)),
         ((100,) * 30, 5, 0.99, None, RetentionVerdict(30, refuse_sends=True)),
         (
@@ -71,14 +71,16 @@ FORCED = RetentionVerdict(FORCED_PER_ROUND, refuse_sends=True)
         ((), 4, 0.91, None, RetentionVerdict(0, refuse_sends=True)),
     ],
 )
-def test_the_verdict(ages, hour, used, pinned, expected):
+def test_age_hour_disk_use_and_pins_decide_how_many_files_are_deleted(
+    ages, hour, used, pinned, expected
+):
     found = decide(RetentionSettings(), files(*ages), NOW, hour, used, pinned)
 
     assert found == expected
 
 
 @pytest.mark.parametrize("hour", range(24))
-def test_several_hours_may_be_named(hour):
+def test_several_hours_of_deletion_can_be_set(hour):
     settings = RetentionSettings(delete_at="04; 16;23")
 
     found = decide(settings, files(*OLD), NOW, hour, 0.1)
@@ -86,14 +88,14 @@ def test_several_hours_may_be_named(hour):
     assert found.delete == (3 if hour in (4, 16, 23) else 0)
 
 
-def test_a_clock_that_is_behind_makes_nothing_old():
+def test_with_a_clock_that_is_behind_no_file_is_old():
     assert decide(RetentionSettings(), files(*OLD), START_MS - HOUR_MS, 4, 0.1).delete == 0
 
 
 # --- what the store offers ---
 
 
-def test_only_files_that_are_complete_and_indexed_may_go():
+def test_only_complete_and_indexed_files_can_be_deleted():
     shelf = Shelf()
     shelf.add(*[BIG] * 7)
     extents = shelf.store.log.segments.extents()
@@ -101,7 +103,7 @@ def test_only_files_that_are_complete_and_indexed_may_go():
 
     assert shelf.completed_files() == []
     shelf.checkpoint()
-    assert [(each.start, each.end) for each in shelf.completed_files()] == extents[:-1]
+    assert [(file.start, file.end) for file in shelf.completed_files()] == extents[:-1]
 
 
 @pytest.mark.parametrize("restart", [None, "restart", "restart_cleanly"])
@@ -120,7 +122,7 @@ def test_a_file_is_as_old_as_its_last_message(restart):
     ]
 
 
-def test_a_file_is_as_old_as_its_last_message_however_late_that_was_published():
+def test_the_age_of_a_file_does_not_depend_on_when_it_was_published():
     shelf = Shelf()
     waiting = []
     for number in range(7):
@@ -138,7 +140,7 @@ def test_a_file_is_as_old_as_its_last_message_however_late_that_was_published():
     ]
 
 
-def test_the_messages_of_a_deleted_file_are_gone_and_the_others_are_not():
+def test_deleting_a_file_removes_only_its_messages():
     shelf = Shelf()
     for number in range(8):
         shelf.add(b"%d" % number + BIG, keys="K")
@@ -153,7 +155,7 @@ def test_the_messages_of_a_deleted_file_are_gone_and_the_others_are_not():
     assert len(shelf.disk.names("index")) == len(shelf.disk.names("log"))
 
 
-def test_the_floors_are_right_before_anything_is_deleted():
+def test_the_floors_after_a_deletion_are_computed_in_advance():
     shelf = Shelf()
     for number in range(8):
         shelf.add(b"%d" % number + BIG, number=number % 2)
@@ -167,7 +169,7 @@ def test_the_floors_are_right_before_anything_is_deleted():
         }
 
 
-def test_a_queue_whose_messages_are_all_deleted_goes_on_where_it_was():
+def test_a_queue_with_all_messages_deleted_keeps_its_offsets():
     shelf = Shelf()
     shelf.add(b"a", b"b", b"c", topic="Quiet")
     shelf.add(*[BIG] * 5)
@@ -187,7 +189,7 @@ STEPS = ("drop", "forget", "restart", "stop", "unindex")
 
 
 @pytest.mark.parametrize("first", STEPS)
-def test_no_offset_is_given_twice_whatever_is_deleted_and_in_whatever_order(first):
+def test_no_offset_is_given_twice_after_any_sequence_of_deletions(first):
     for rest in itertools.product(STEPS, repeat=count(2, 3)):
         check_offsets((first, *rest))
 
@@ -235,7 +237,7 @@ def check_offsets(steps):
 
 
 @pytest.mark.parametrize("is_saved", [False, True], ids=["in memory", "in an index"])
-def test_messages_on_their_way_when_their_topic_is_deleted_keep_their_offsets(is_saved):
+def test_unpublished_messages_keep_their_offsets_when_their_topic_is_deleted(is_saved):
     shelf = Shelf()
     shelf.add(b"zero", b"one")
     if is_saved:
@@ -254,7 +256,7 @@ def test_messages_on_their_way_when_their_topic_is_deleted_keep_their_offsets(is
 
 
 @pytest.mark.parametrize("is_saved", [False, True], ids=["in memory", "in an index"])
-def test_messages_that_fail_after_their_topic_was_deleted_hide_nothing(is_saved):
+def test_a_write_that_fails_after_its_topic_was_deleted_hides_nothing(is_saved):
     shelf = Shelf()
     shelf.add(b"zero", b"one")
     if is_saved:

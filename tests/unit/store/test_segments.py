@@ -27,7 +27,7 @@ def opened(disk):
 
 
 def filled(disk, *sizes):
-    """Segments with writes of these sizes, each of another letter."""
+    """Segments with writes of these sizes, each with its own letter."""
     segments = opened(disk)
     for number, size in enumerate(sizes):
         segments.append(bytes([ord("a") + number]) * size)
@@ -55,7 +55,7 @@ def test_a_file_ends_where_the_next_one_begins(disk):
     segments.close()
 
 
-def test_what_was_written_reads_the_same_after_opening_again(disk):
+def test_written_bytes_are_read_back_after_reopening(disk):
     filled(disk, 60, 40, 50, 60).close()
 
     segments = opened(disk)
@@ -66,7 +66,7 @@ def test_what_was_written_reads_the_same_after_opening_again(disk):
     segments.close()
 
 
-def test_a_read_ends_where_its_file_does(disk):
+def test_a_read_ends_at_the_end_of_its_file(disk):
     segments = filled(disk, 60, 40, 50)
 
     assert segments.read(90, 1000) == b"b" * 10
@@ -75,14 +75,14 @@ def test_a_read_ends_where_its_file_does(disk):
     segments.close()
 
 
-def test_what_is_larger_than_a_file_gets_one_for_itself(disk):
+def test_a_write_larger_than_a_file_gets_its_own_file(disk):
     segments = filled(disk, 10, 250, 10)
 
     assert segments.extents() == [Extent(0, 10), Extent(10, 260), Extent(260, 270)]
     segments.close()
 
 
-def test_the_oldest_file_can_go(disk):
+def test_the_oldest_file_can_be_dropped(disk):
     segments = filled(disk, 60, 60, 60)
 
     assert segments.drop_first() == 60
@@ -92,7 +92,7 @@ def test_the_oldest_file_can_go(disk):
     segments.close()
 
 
-def test_files_that_are_not_ours_are_let_be(disk):
+def test_foreign_files_in_the_folder_are_ignored(disk):
     filled(disk, 10).close()
     for name in ("5.log", "notes.txt", f"{name_of(10)}.log.new", f"{name_of(10)}", "x.log"):
         rewrite(disk, f"log/{name}", b"?")
@@ -122,7 +122,7 @@ def test_the_log_can_be_cut_anywhere(disk, position):
 
 
 @pytest.mark.fault("S7")
-def test_a_full_disk_and_a_full_quota_are_told_from_other_refusals():
+def test_a_full_disk_or_quota_is_distinguished_from_other_write_errors():
     for code, error in [
         (errno.ENOSPC, DiskFull),
         (errno.EDQUOT, DiskFull),
@@ -139,7 +139,7 @@ def test_a_full_disk_and_a_full_quota_are_told_from_other_refusals():
 
 @pytest.mark.parametrize("failures", [1, 2, 3, 4])
 @pytest.mark.parametrize("before", [10, 90], ids=["into the old file", "into a new file"])
-def test_after_failed_writes_the_next_one_stands_where_they_would_have(before, failures):
+def test_a_write_after_failed_ones_takes_their_position(before, failures):
     disk = MemoryDisk()
     segments = filled(disk, before)
     disk.fail_writes(times=failures)
@@ -158,7 +158,7 @@ def test_after_failed_writes_the_next_one_stands_where_they_would_have(before, f
     assert again.read(before, 100) == b"kept" * 2
 
 
-def test_what_a_failed_write_left_never_lies_across_the_next_file():
+def test_bytes_left_by_a_failed_write_never_overlap_the_next_file():
     disk = MemoryDisk()
     segments = filled(disk, 10)
     disk.fail_writes(times=2)  # the write, and cutting off what it left
@@ -173,7 +173,7 @@ def test_what_a_failed_write_left_never_lies_across_the_next_file():
     assert again.read(0, 100) == b"a" * 10
 
 
-def test_a_file_that_could_not_be_begun_is_not_there_when_the_log_goes_on_before_it():
+def test_a_file_whose_creation_failed_is_removed_when_the_log_goes_on_before_it():
     disk = MemoryDisk()
     segments = filled(disk, 90)
     disk.fail_next_sync()  # of the folder
@@ -187,7 +187,7 @@ def test_a_file_that_could_not_be_begun_is_not_there_when_the_log_goes_on_before
 
 
 @pytest.mark.fault("S5")
-def test_a_file_begun_at_the_second_attempt_has_a_durable_name():
+def test_a_file_created_at_the_second_attempt_has_a_durable_name():
     disk = MemoryDisk()
     segments = filled(disk, 90)
     disk.fail_next_sync()
@@ -201,7 +201,7 @@ def test_a_file_begun_at_the_second_attempt_has_a_durable_name():
     assert opened(disk).read(90, 100) == b"x" * 50
 
 
-def test_nothing_is_written_while_what_a_failed_write_left_cannot_be_cut_off():
+def test_writes_are_refused_while_a_failed_write_cannot_be_cut_off():
     disk = MemoryDisk()
     segments = filled(disk, 10)
     disk.fail_writes()
@@ -214,7 +214,7 @@ def test_nothing_is_written_while_what_a_failed_write_left_cannot_be_cut_off():
     assert segments.end == 10
 
 
-def test_a_full_disk_fails_a_write_and_keeps_what_was_there():
+def test_a_write_on_a_full_disk_fails_and_keeps_earlier_bytes():
     disk = MemoryDisk()
     segments = filled(disk, 90)
     disk.capacity = disk.space().used
@@ -228,7 +228,7 @@ def test_a_full_disk_fails_a_write_and_keeps_what_was_there():
     assert segments.read(90, 100) == b"y" * 50
 
 
-def test_a_write_larger_than_a_file_does_not_begin_a_second_file_at_one_place():
+def test_a_write_larger_than_a_file_reuses_the_file_of_a_failed_write():
     disk = MemoryDisk()
     segments = filled(disk, 90)
     disk.capacity = disk.space().used
@@ -241,7 +241,7 @@ def test_a_write_larger_than_a_file_does_not_begin_a_second_file_at_one_place():
     assert segments.extents() == [Extent(0, 90), Extent(90, 590)]
 
 
-def test_what_the_disk_cannot_read_is_damage():
+def test_a_read_error_of_the_disk_is_reported_as_damage():
     disk = MemoryDisk()
     segments = filled(disk, 10)
     disk.fail_reads()
@@ -265,7 +265,7 @@ def test_a_file_that_cannot_be_deleted_stays_readable():
 # --- what a crash leaves ---
 
 
-def test_a_file_that_lost_its_end_is_opened_with_the_one_behind_it():
+def test_a_file_that_lost_its_end_is_opened_with_the_file_after_it():
     disk = MemoryDisk()
     filled(disk, 90, 60).close()
     rewrite(disk, path(0), b"a" * 70)
@@ -277,7 +277,7 @@ def test_a_file_that_lost_its_end_is_opened_with_the_one_behind_it():
     assert [segments.goes_on_at(at) for at in (0, 70, 89, 90, 149)] == [90, 90, 90, None, None]
 
 
-def test_bytes_across_the_next_files_name_are_cut_off():
+def test_bytes_beyond_the_start_of_the_next_file_are_cut_off():
     disk = MemoryDisk()
     filled(disk, 90, 60).close()
     rewrite(disk, path(0), b"a" * 90 + b"failed")
@@ -299,7 +299,7 @@ def test_an_empty_file_in_the_middle_of_another_is_deleted():
     assert disk.names("log") == [f"{name_of(0)}.log"]
 
 
-def test_an_empty_file_at_the_end_is_where_the_log_goes_on():
+def test_an_empty_file_at_the_end_continues_the_log():
     disk = MemoryDisk()
     filled(disk, 90).close()
     rewrite(disk, path(90), b"")

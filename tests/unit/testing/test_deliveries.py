@@ -1,4 +1,4 @@
-"""The kit for handlers, tried on handlers and guards of which it is known what they do wrong."""
+"""The kit for testing handlers, tried on handlers and guards with known faults."""
 
 import asyncio
 import threading
@@ -20,7 +20,7 @@ def orders(count):
 
 
 class Memory:
-    """A guard without a session; what it knows are keys that are held, and those that are done."""
+    """A guard without a session; it knows the held keys and the done keys."""
 
     is_blocking, has_session = True, False
 
@@ -72,7 +72,7 @@ class Held(Attempt):
 
 
 class Together(Memory):
-    """One with a session, whose work is done together with its key, or neither is."""
+    """A guard with a session: work and key are committed together or not at all."""
 
     has_session = True
 
@@ -100,7 +100,7 @@ class AsyncMemory(Memory):
 
 
 class DoneFirst(Memory):
-    """What half the pages about this show: SETNX, then the work."""
+    """The pattern of half the pages on the web: SETNX, then the work."""
 
     def attempt(self, key, *, scope="", payload=None):
         return Marked(self, key)
@@ -114,7 +114,7 @@ class Marked(Held):
 
 
 class Effects(Counter):
-    """Counts as a database does, however many threads there are."""
+    """Counts effects safely from many threads, as a database does."""
 
     def __init__(self):
         super().__init__()
@@ -134,7 +134,7 @@ class Effects(Counter):
             self[message.key] += 1
 
 
-def test_a_handler_that_is_called_for_every_delivery_is_caught():
+def test_a_handler_without_a_guard_is_caught():
     effects = Effects()
 
     report = Deliveries(orders(20), seed=3).run(effects.one)
@@ -146,7 +146,7 @@ def test_a_handler_that_is_called_for_every_delivery_is_caught():
     assert len(report.ended(End.ACKNOWLEDGED)) == 100
 
 
-def test_a_guarded_method_is_delivered_to_with_its_object():
+def test_a_guarded_method_can_be_the_handler():
     effects = Effects()
 
     class Desk:
@@ -159,7 +159,7 @@ def test_a_guarded_method_is_delivered_to_with_its_object():
     report.see_once(effects)
 
 
-def test_it_says_what_happened_to_a_key_in_order():
+def test_a_failure_lists_the_attempts_of_a_key_in_order():
     effects = Effects()
     message = received("Orders", b"tea", key="order-1")
 
@@ -174,7 +174,7 @@ def test_it_says_what_happened_to_a_key_in_order():
     ]
 
 
-def test_a_guard_that_marks_what_is_done_before_it_is_done_is_caught():
+def test_a_guard_that_marks_a_key_done_before_the_work_is_caught():
     effects = Effects()
 
     report = Deliveries(orders(50), seed=1).run(effects.handler(DoneFirst()))
@@ -186,7 +186,7 @@ def test_a_guard_that_marks_what_is_done_before_it_is_done_is_caught():
     assert 0 in [effects[key] for key in report.keys]
 
 
-def test_a_guard_without_leases_lets_nobody_through_after_a_death_and_that_is_told():
+def test_a_guard_without_leases_blocks_a_key_after_a_kill_and_is_caught():
     effects = Effects()
     handler = effects.handler(Memory(lease=HELD))
 
@@ -198,8 +198,8 @@ def test_a_guard_without_leases_lets_nobody_through_after_a_death_and_that_is_to
     assert "KeyInProgress" in report.stuck[0].words
 
 
-def test_who_dies_between_the_function_and_its_end_leaves_its_key_until_the_lease_ends():
-    """A guard beside the work does it a second time then, and the kit shows just that."""
+def test_a_kill_after_the_work_lets_it_run_twice_once_the_lease_ends():
+    """A guard outside the work's transaction then lets it run twice, and the kit shows that."""
     effects, rests = Effects(), []
 
     def pause(seconds):
@@ -217,7 +217,7 @@ def test_who_dies_between_the_function_and_its_end_leaves_its_key_until_the_leas
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_guard_that_is_one_with_the_work_is_passed(seed):
+def test_a_guard_in_one_transaction_with_the_work_passes(seed):
     effects = Effects()
 
     @idempotent(Together(effects), key=lambda message: message.key)
@@ -231,7 +231,7 @@ def test_a_guard_that_is_one_with_the_work_is_passed(seed):
     assert killed == {point.value for point in (Point.CLAIMED, Point.WORKED, Point.ENDED)}
 
 
-def test_an_async_handler_is_delivered_to_by_tasks():
+def test_an_async_handler_is_called_by_concurrent_tasks():
     effects = Effects()
 
     @idempotent(AsyncMemory(), key=lambda message: message.key)
@@ -243,10 +243,10 @@ def test_an_async_handler_is_delivered_to_by_tasks():
 
     report.see_once(effects)
     assert len({attempt.caller for attempt in report.attempts}) == 8
-    assert report.ended(End.LATER)  # Several came at the same moment.
+    assert report.ended(End.LATER)  # Several deliveries came at the same moment.
 
 
-def test_the_same_seed_kills_at_the_same_points_and_another_one_does_not():
+def test_one_seed_kills_at_the_same_points_and_another_seed_at_others():
     def killed(seed):
         report = Deliveries(orders(20), seed=seed).run(Effects().one)
         return sorted(
@@ -257,7 +257,7 @@ def test_the_same_seed_kills_at_the_same_points_and_another_one_does_not():
     assert killed(5) == killed(5) != killed(6)
 
 
-def test_an_attempt_counts_those_before_it():
+def test_a_delivery_carries_the_number_of_earlier_attempts():
     seen = []
 
     def handle(message):
@@ -275,7 +275,7 @@ def test_an_attempt_counts_those_before_it():
 
 
 @pytest.mark.parametrize("said", [Later, Later()])
-def test_later_without_brackets_is_later_too(said):
+def test_later_may_be_returned_as_the_class_or_an_instance(said):
     answers = [said, None]
 
     report = Deliveries(orders(1), times=1, crashes=0).run(lambda _: answers.pop(0))
@@ -284,7 +284,7 @@ def test_later_without_brackets_is_later_too(said):
 
 
 @pytest.mark.parametrize("error", [KeyConflict("another"), Later(DEAD_LETTER, reason="another")])
-def test_a_dead_letter_does_not_come_again(error):
+def test_a_dead_letter_is_not_delivered_again(error):
     def handle(message):
         if isinstance(error, Exception):
             raise error
@@ -298,7 +298,7 @@ def test_a_dead_letter_does_not_come_again(error):
 
 
 @pytest.mark.parametrize("error", [KeyInProgress("theirs"), VersionGap("2 is missing")])
-def test_what_never_has_its_turn_is_told(error):
+def test_deliveries_that_never_succeed_are_reported(error):
     def handle(message):
         raise error
 
@@ -309,7 +309,7 @@ def test_what_never_has_its_turn_is_told(error):
     assert {stuck.end for stuck in report.stuck} == {End.LATER}
 
 
-def test_a_failure_comes_again_as_often_as_a_groups_messages():
+def test_a_failing_delivery_is_retried_16_times():
     def handle(message):
         raise ValueError(message.attempts)
 
@@ -319,14 +319,14 @@ def test_a_failure_comes_again_as_often_as_a_groups_messages():
     assert report.stuck[0].words == "ValueError: 16"
 
 
-def test_an_effect_without_a_message_is_told():
+def test_an_effect_without_a_message_is_reported():
     report = Deliveries(orders(1), crashes=0).run(lambda _: None)
 
     with pytest.raises(AssertionError, match="1 key had an effect and no message: 'order-9'"):
         report.see_once({"order-0": 1, "order-9": 1})
 
 
-def test_what_no_consumer_survives_comes_out():
+def test_keyboard_interrupt_and_system_exit_are_raised_to_the_caller():
     def handle(message):
         raise KeyboardInterrupt
 
@@ -360,7 +360,7 @@ def test_cancelling_deliveries_cancels_their_handlers():
     assert asyncio.run(story()) == (True, 8)
 
 
-def test_what_a_handler_has_cancelled_is_a_failure():
+def test_a_cancelled_error_raised_by_a_handler_is_a_failed_attempt():
     async def handle(message):
         if not message.attempts:
             raise asyncio.CancelledError
@@ -370,7 +370,7 @@ def test_what_a_handler_has_cancelled_is_a_failure():
     assert [attempt.end for attempt in report.attempts] == [End.RAISED, End.ACKNOWLEDGED]
 
 
-def test_anything_can_be_delivered():
+def test_any_object_can_be_delivered_with_a_key_function():
     seen = Effects()
 
     def handle(order):
@@ -383,7 +383,7 @@ def test_anything_can_be_delivered():
     report.see_once(seen)
 
 
-def test_the_key_of_the_guard_counts():
+def test_the_key_of_the_guard_identifies_deliveries():
     effects = Effects()
     handler = effects.handler(Memory(), key=lambda message: message.body.decode())
     messages = [received("Orders", b"tea", key=key) for key in ("a", "b")]
@@ -394,7 +394,7 @@ def test_the_key_of_the_guard_counts():
     assert effects.total() == 1
 
 
-def test_a_function_of_the_other_kind_is_refused():
+def test_run_refuses_async_handlers_and_run_async_refuses_sync_ones():
     async def handle(message):
         """Nothing."""
 
@@ -405,12 +405,12 @@ def test_a_function_of_the_other_kind_is_refused():
 
 
 @pytest.mark.parametrize("wrong", [{"times": 0}, {"callers": 0}, {"crashes": 1.0}])
-def test_numbers_that_cannot_work_are_refused(wrong):
+def test_invalid_settings_of_deliveries_are_refused(wrong):
     with pytest.raises(ConfigError):
         Deliveries(orders(1), **wrong)
 
 
-def test_messages_for_tests_are_as_consumers_have_them():
+def test_received_builds_the_message_that_a_consumer_gets():
     message = received("Orders", b"tea", key="order-1", tags="Paid", currency="EUR")
 
     assert (message.topic, message.body, message.key) == ("Orders", b"tea", "order-1")
@@ -420,7 +420,7 @@ def test_messages_for_tests_are_as_consumers_have_them():
     assert received("Orders", b"tea").key == received("Orders", b"tea").id
 
 
-def test_a_handler_of_a_declared_body_is_called_as_by_a_consumer():
+def test_a_handler_with_a_declared_body_type_gets_the_decoded_body():
     seen = []
 
     @idempotent(Memory(), key=lambda order: order["id"])

@@ -1,4 +1,4 @@
-"""What is left in memory of worlds that are over: a process may run thousands of them."""
+"""The memory of finished worlds is freed: a process may run thousands of them."""
 
 import asyncio
 import gc
@@ -99,7 +99,7 @@ def nobody_collects():
 
 @pytest.mark.usefixtures("nobody_collects")
 @pytest.mark.parametrize("scenario", [uneventful, with_a_crash, of_many_bytes, failing])
-def test_a_finished_world_goes_when_nobody_holds_it(scenario):
+def test_a_finished_world_is_freed_once_unreferenced(scenario):
     assert run(scenario, 1)() is None
 
 
@@ -118,7 +118,7 @@ def test_many_worlds_take_no_more_memory_than_one(scenario):
     assert most < 8_000_000
 
 
-def test_a_world_that_is_still_held_shows_its_disk_and_its_time():
+def test_a_finished_world_still_shows_its_disk_and_time():
     world = World(1)
     world.run(of_many_bytes(world))
 
@@ -128,7 +128,7 @@ def test_a_world_that_is_still_held_shows_its_disk_and_its_time():
 
 
 @pytest.mark.usefixtures("nobody_collects")
-def test_what_failed_worlds_leave_in_cycles_does_not_pile_up():
+def test_reference_cycles_of_failed_worlds_do_not_pile_up():
     async def heavy(world):
         ledger = Ledger()
         ledger.ballast = [[] for _ in range(OBJECTS_LEFT_MAX // KEPT)]

@@ -39,7 +39,7 @@ steps = st.one_of(
 
 @long
 @given(st.lists(steps, max_size=12))
-def test_a_file_reads_and_writes_as_a_real_one(tmp_path_factory, steps):
+def test_a_memory_file_reads_and_writes_like_a_real_one(tmp_path_factory, steps):
     real = LocalDisk(tmp_path_factory.mktemp("disk")).open("a/b", create=True)
     ours = MemoryDisk().open("a/b", create=True)
 
@@ -55,7 +55,7 @@ def disk(request, tmp_path):
     return MemoryDisk() if request.param == "memory" else LocalDisk(tmp_path)
 
 
-def test_names_are_those_of_the_folder(disk):
+def test_names_lists_the_entries_of_a_folder(disk):
     for path in ("log/0", "log/1", "queue/a/0", "checkpoint"):
         disk.open(path, create=True).close()
     disk.replace("settings", b"one")
@@ -70,7 +70,7 @@ def test_names_are_those_of_the_folder(disk):
     assert disk.names("queue") == ["a"]
 
 
-def test_what_is_not_there_cannot_be_opened(disk):
+def test_opening_a_missing_file_or_a_folder_fails(disk):
     disk.open("folder/file", create=True).close()
 
     with pytest.raises(FileNotFoundError):
@@ -80,7 +80,7 @@ def test_what_is_not_there_cannot_be_opened(disk):
     disk.remove("nothing")
 
 
-def test_replace_puts_a_whole_file_in_place(disk):
+def test_replace_writes_the_whole_new_content(disk):
     disk.replace("a/b", b"a long first version")
     disk.replace("a/b", b"short")
 
@@ -88,7 +88,7 @@ def test_replace_puts_a_whole_file_in_place(disk):
     assert disk.names("a") == ["b"]
 
 
-def test_replace_keeps_the_file_before_under_a_second_name(disk):
+def test_replace_keeps_the_previous_file_under_a_second_name(disk):
     for version in (b"one", b"two", b"three"):
         disk.replace("a/b", version, keep="a/b.old")
 
@@ -98,7 +98,7 @@ def test_replace_keeps_the_file_before_under_a_second_name(disk):
 
 
 @pytest.mark.parametrize("count", [1, 3, 1100])
-def test_pieces_are_written_one_after_the_other(disk, count):
+def test_a_write_of_several_pieces_joins_them(disk, count):
     pieces = [b"%d," % number * 50 for number in range(count)]
     file = disk.open("f", create=True)
 
@@ -108,7 +108,7 @@ def test_pieces_are_written_one_after_the_other(disk, count):
     assert file.read(0, file.size()) == bytes(5) + b"first," + written
 
 
-def test_pieces_that_the_disk_takes_in_part_are_finished(tmp_path, monkeypatch):
+def test_a_partial_vectored_write_is_completed(tmp_path, monkeypatch):
     file = LocalDisk(tmp_path).open("f", create=True)
     pwritev = os.pwritev
 
@@ -121,7 +121,7 @@ def test_pieces_that_the_disk_takes_in_part_are_finished(tmp_path, monkeypatch):
     assert file.read(0, 100) == bytes(3) + b"onetwothree"
 
 
-def test_a_closed_file_is_of_no_use(disk):
+def test_a_closed_file_refuses_all_operations(disk):
     file = disk.open("f", create=True)
     file.close()
     file.close()
@@ -131,7 +131,7 @@ def test_a_closed_file_is_of_no_use(disk):
             use()
 
 
-def test_only_one_holds_the_lock(disk):
+def test_a_held_lock_cannot_be_taken_again(disk):
     lock = disk.lock()
     with pytest.raises(BlockingIOError):
         disk.lock()
@@ -159,7 +159,7 @@ def histories(draw):
 
 
 def play(disk, moves):
-    """Do the moves; returns for every byte what was promised: its value, or None for any."""
+    """Do the moves; return the promised value of every byte, or None if it may have any value."""
     file = disk.open("log", create=True)
     promised = []
     for kind, data, where in moves:
@@ -181,7 +181,7 @@ def play(disk, moves):
 
 @small
 @given(histories(), st.integers(0, 2**32), st.sampled_from(Loss))
-def test_what_was_synced_and_left_alone_survives(moves, seed, loss):
+def test_synced_bytes_that_are_not_overwritten_survive_a_crash(moves, seed, loss):
     disk = MemoryDisk()
     promised = play(disk, moves)
     while promised and promised[-1] is None:
@@ -197,7 +197,7 @@ def test_what_was_synced_and_left_alone_survives(moves, seed, loss):
 
 @small
 @given(histories(), st.integers(0, 2**32))
-def test_a_crash_repeats_itself_and_is_final(moves, seed):
+def test_a_crash_with_one_seed_has_one_outcome_and_a_second_changes_nothing(moves, seed):
     outcomes = []
     for _ in range(2):
         disk = MemoryDisk()
@@ -212,7 +212,7 @@ def test_a_crash_repeats_itself_and_is_final(moves, seed):
 
 @small
 @given(histories(), st.integers(0, 2**32))
-def test_a_clone_goes_its_own_way(moves, seed):
+def test_changes_to_a_clone_do_not_affect_the_original(moves, seed):
     disk = MemoryDisk()
     play(disk, moves)
     before, durable = disk.open("log").read(0, 1 << 20), disk.durable("log")
@@ -225,7 +225,7 @@ def test_a_clone_goes_its_own_way(moves, seed):
     assert disk.durable("log") == durable
 
 
-def test_losing_everything_and_nothing():
+def test_a_crash_loses_all_unsynced_bytes_or_none_as_asked():
     for loss, expected in ((Loss.EVERYTHING, b"synced"), (Loss.NOTHING, b"synced and written")):
         disk = MemoryDisk()
         file = disk.open("f", create=True)
@@ -238,7 +238,7 @@ def test_losing_everything_and_nothing():
         assert disk.open("f").read(0, 100) == expected
 
 
-def test_a_torn_tail_is_cut_at_every_byte_sooner_or_later():
+def test_a_torn_tail_can_be_cut_at_every_byte():
     record = bytes(range(1, 41))
     found = set()
     for seed in range(1000):
@@ -252,7 +252,7 @@ def test_a_torn_tail_is_cut_at_every_byte_sooner_or_later():
     assert found == {b"first" + record[:cut] for cut in range(41)}
 
 
-def test_unsynced_pages_suffer_every_fate():
+def test_unsynced_pages_may_be_lost_kept_zeroed_torn_or_garbage():
     fates = set()
     for seed in range(200):
         disk = MemoryDisk()
@@ -292,7 +292,7 @@ def test_a_synced_page_that_is_partly_overwritten_keeps_the_rest():
     assert {b"new" * 10, b"s" * 30, bytes(30)} <= outcomes
 
 
-def test_nothing_shows_beyond_the_end_when_a_file_grows_after_a_crash():
+def test_a_file_that_grows_after_a_crash_is_filled_with_zeros():
     for seed in range(100):
         disk = MemoryDisk()
         disk.open("f", create=True).write(0, b"x" * 1000)
@@ -303,7 +303,7 @@ def test_nothing_shows_beyond_the_end_when_a_file_grows_after_a_crash():
         assert file.read(size, 2000 - size) == bytes(2000 - size)
 
 
-def test_names_are_durable_when_the_port_says_so():
+def test_created_replaced_and_removed_names_are_durable():
     disk = MemoryDisk()
     disk.open("made", create=True)
     disk.replace("put", b"whole")
@@ -316,7 +316,7 @@ def test_names_are_durable_when_the_port_says_so():
     assert disk.open("put").read(0, 100) == b"whole again"
 
 
-def test_replace_is_old_or_new_at_every_point_of_a_crash():
+def test_replace_leaves_the_old_or_the_new_file_after_any_crash():
     disk = MemoryDisk()
     disk.replace("settings", b"old")
     found = set()
@@ -334,7 +334,7 @@ def test_replace_is_old_or_new_at_every_point_of_a_crash():
 
 
 @pytest.mark.parametrize("loss", [Loss.EVERYTHING, Loss.PAGES, Loss.TAIL, Loss.NOTHING])
-def test_a_name_that_is_not_durable_yet_may_go_either_way(loss):
+def test_a_create_or_remove_before_its_folder_sync_may_be_lost(loss):
     def work(disk):
         disk.open("made", create=True)
         disk.remove("gone")
@@ -357,7 +357,7 @@ def test_a_name_that_is_not_durable_yet_may_go_either_way(loss):
     assert found == {Loss.EVERYTHING: old, Loss.PAGES: both}.get(loss, new)
 
 
-def test_power_cuts_come_before_every_operation():
+def test_power_cuts_yields_a_disk_before_every_operation():
     def work(disk):
         file = disk.open("f", create=True)
         file.write(0, b"one")
@@ -411,7 +411,7 @@ def test_old_handles_are_stale_after_a_crash():
     held.release()
 
 
-def test_a_disk_that_was_succeeded_cannot_be_touched():
+def test_a_disk_with_a_successor_refuses_all_operations():
     disk = MemoryDisk()
     file = disk.open("f", create=True)
     successor = disk.successor()
@@ -453,7 +453,7 @@ def test_a_full_disk_takes_what_fits():
     assert disk.space().used <= PAGE
 
 
-def test_a_replace_without_room_leaves_the_old_file_and_takes_none():
+def test_a_replace_on_a_full_disk_leaves_the_old_file_and_uses_no_space():
     disk = MemoryDisk()
     disk.replace("f", b"old")
     disk.capacity = 2 * PAGE
@@ -491,7 +491,7 @@ def test_a_failed_sync_loses_its_pages_for_good():
     assert not any(disk.open("f").read(0, 10 * PAGE))
 
 
-def test_writing_again_after_a_failed_sync_helps():
+def test_data_written_again_after_a_failed_sync_can_be_synced():
     disk = MemoryDisk()
     file = disk.open("f", create=True)
     file.write(0, b"written twice")
@@ -506,7 +506,7 @@ def test_writing_again_after_a_failed_sync_helps():
     assert disk.open("f").read(0, 100) == b"written twice"
 
 
-def test_failing_writes_and_reads():
+def test_writes_and_reads_fail_as_ordered_until_repair():
     disk = MemoryDisk(SeededEntropy(5))
     file = disk.open("f", create=True)
     disk.fail_writes(times=1)
@@ -543,7 +543,7 @@ def test_a_flipped_bit_stays_flipped():
         disk.flip_bit("nothing", 0)
 
 
-def test_a_lost_tail_is_lost_for_good_and_zeros_follow_when_the_file_grows():
+def test_a_lost_tail_is_replaced_by_zeros_when_the_file_grows():
     disk = MemoryDisk()
     file = disk.open("f", create=True)
     file.write(0, b"abcdef")
@@ -563,7 +563,7 @@ def test_a_lost_tail_is_lost_for_good_and_zeros_follow_when_the_file_grows():
 
 
 @run_by(simulate, 1)
-async def test_a_slow_sync_does_not_cover_what_is_written_meanwhile(world, /):
+async def test_a_slow_sync_does_not_cover_bytes_written_while_it_runs(world, /):
     disk = MemoryDisk()
     disk.slow_sync(2.0)
     file = disk.open("f", create=True)
@@ -580,7 +580,7 @@ async def test_a_slow_sync_does_not_cover_what_is_written_meanwhile(world, /):
 
 
 @run_by(simulate, 1)
-async def test_syncs_wait_for_each_other(world, /):
+async def test_syncs_run_one_after_another(world, /):
     disk = MemoryDisk()
     disk.slow_sync(1.0)
     file = disk.open("f", create=True)
@@ -589,7 +589,7 @@ async def test_syncs_wait_for_each_other(world, /):
 
 
 @run_by(simulate, 1)
-async def test_other_work_takes_its_turn_among_the_syncs(world, /):
+async def test_other_disk_work_waits_for_running_syncs(world, /):
     disk = MemoryDisk()
     disk.slow_sync(1.0)
     file = disk.open("f", create=True)
@@ -601,7 +601,7 @@ async def test_other_work_takes_its_turn_among_the_syncs(world, /):
 
 
 @run_by(simulate, 1)
-async def test_a_quick_sync_is_not_undone_by_a_slow_one_that_began_before(world, /):
+async def test_a_quick_sync_is_not_undone_by_a_slow_sync_that_began_earlier(world, /):
     disk = MemoryDisk()
     disk.slow_sync(1.0)
     file = disk.open("f", create=True)
@@ -615,7 +615,7 @@ async def test_a_quick_sync_is_not_undone_by_a_slow_one_that_began_before(world,
 
 
 @run_by(simulate, 1)
-async def test_a_slow_sync_can_fail_or_meet_a_crash(world, /):
+async def test_a_slow_sync_can_fail_or_be_cut_by_a_crash(world, /):
     disk = MemoryDisk()
     disk.slow_sync(1.0, 3.0)
     file = disk.open("f", create=True)

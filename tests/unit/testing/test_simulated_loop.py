@@ -24,7 +24,7 @@ from txmq.testing import loop as loop_module
 ROOT = Path(__file__).parents[3]
 
 
-def test_time_passes_only_when_everything_waits():
+def test_virtual_time_passes_only_while_all_tasks_wait():
     async def scenario(world):
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -39,7 +39,7 @@ def test_time_passes_only_when_everything_waits():
 
 
 @run_by(simulate, 1)
-async def test_timers_fire_in_order_and_time_outs_work(world, /):
+async def test_timers_fire_in_order_and_timeouts_work(world, /):
     seen = []
 
     async def at(moment):
@@ -82,7 +82,7 @@ async def cancelled_group(world):
         world.trace.record("done", futures[future])
 
 
-def test_a_seed_gives_one_trace_in_one_process():
+def test_runs_of_one_seed_in_one_process_have_the_same_trace():
     digests = set()
     for _ in range(8):
         world = World(7)
@@ -91,14 +91,14 @@ def test_a_seed_gives_one_trace_in_one_process():
     assert len(digests) == 1
 
 
-def test_another_seed_gives_another_trace():
+def test_different_seeds_give_different_traces():
     worlds = [World(seed) for seed in range(5)]
     for world in worlds:
         world.run(cancelled_group(world))
     assert len({world.trace.digest() for world in worlds}) == 5
 
 
-def test_a_run_that_cannot_be_repeated_is_reported_with_the_first_difference():
+def test_a_run_that_does_not_repeat_is_reported_with_the_first_difference():
     calls = iter(range(100))
 
     async def scenario(world):
@@ -139,7 +139,7 @@ def test_a_run_that_is_too_long_names_what_every_task_awaits():
         simulate(scenario, 1, timeout=60)
 
 
-def test_time_that_stands_still_is_noticed(monkeypatch):
+def test_a_loop_that_spins_without_time_passing_is_a_livelock(monkeypatch):
     monkeypatch.setattr(loop_module, "TURNS_AT_ONE_MOMENT_MAX", 1000)
 
     async def scenario(world):
@@ -150,7 +150,7 @@ def test_time_that_stands_still_is_noticed(monkeypatch):
         simulate(scenario, 1)
 
 
-def test_the_real_world_is_open_again_afterwards():
+def test_threads_are_forbidden_in_a_simulation_and_allowed_after_it():
     async def scenario(world):
         with pytest.raises(RealWorldError):
             await asyncio.to_thread(print)
@@ -162,7 +162,7 @@ def test_the_real_world_is_open_again_afterwards():
     thread.join()
 
 
-def test_tasks_are_named_by_their_number_in_the_world():
+def test_task_names_are_the_same_in_every_run():
     async def scenario(world):
         async def nothing():
             pass
@@ -174,7 +174,7 @@ def test_tasks_are_named_by_their_number_in_the_world():
     assert simulate(scenario, 1) == simulate(scenario, 1)
 
 
-def test_finalisers_of_cycles_run_at_the_same_moment(monkeypatch):
+def test_finalisers_of_cycles_run_at_the_same_moment_in_every_run(monkeypatch):
     monkeypatch.setattr(loop_module, "TURNS_PER_COLLECTION", 100)
 
     class Cycle:

@@ -1,4 +1,4 @@
-"""The network: a stream is a stream whatever happens to it, and everything happens to it."""
+"""The network: streams stay in order and complete under every kind of fault."""
 
 import asyncio
 import errno
@@ -65,7 +65,7 @@ def test_bytes_arrive_complete_and_in_order_both_ways(writes, seed):
     simulate(scenario, seed)
 
 
-def test_what_is_written_at_once_arrives_in_pieces_and_the_other_way_round():
+def test_writes_are_split_and_joined_on_the_way():
     joined = split = 0
     for seed in range(30):
 
@@ -95,7 +95,7 @@ async def test_a_connection_has_addresses(world, /):
 
 
 @run_by(run)
-async def test_the_streams_of_asyncio_work(world, /):
+async def test_asyncio_streams_work(world, /):
     async def answer(reader, writer):
         writer.write((await reader.readline()).upper())
         await writer.drain()
@@ -144,7 +144,7 @@ def test_buffered_protocols_work():
 
 
 @run_by(run)
-async def test_close_sends_everything_first(world, /):
+async def test_close_sends_buffered_bytes_first(world, /):
     client, server = await connected(world)
     client.transport.write(b"x" * 1_000_000)
     client.transport.close()
@@ -166,7 +166,7 @@ async def test_abort_resets_the_other_side(world, /):
 
 
 @run_by(run)
-async def test_one_side_can_stop_writing_and_still_read(world, /):
+async def test_after_write_eof_a_side_can_still_read(world, /):
     client, server = await connected(world, keep_open=True)
     assert client.transport.can_write_eof()
     client.transport.write(b"question")
@@ -191,7 +191,7 @@ async def test_writing_to_a_closed_end_is_answered_by_a_reset(world, /):
 
 
 @run_by(run)
-async def test_closing_with_bytes_unread_is_a_reset(world, /):
+async def test_closing_with_unread_bytes_resets_the_other_side(world, /):
     client, server = await connected(world)
     client.transport.pause_reading()
     assert not client.transport.is_reading()
@@ -205,7 +205,7 @@ async def test_closing_with_bytes_unread_is_a_reset(world, /):
 
 
 @run_by(run)
-async def test_a_reader_that_pauses_is_felt_by_the_writer(world, /):
+async def test_a_paused_reader_makes_the_writer_pause(world, /):
     client, server = await connected(world)
     server.transport.pause_reading()
     for _ in range(20):
@@ -223,7 +223,7 @@ async def test_a_reader_that_pauses_is_felt_by_the_writer(world, /):
 
 
 @run_by(run)
-async def test_write_buffer_limits(world, /):
+async def test_writing_pauses_above_the_write_buffer_limit(world, /):
     client, server = await connected(world)
     transport = client.transport
     assert transport.get_write_buffer_limits() == (16384, 65536)
@@ -242,7 +242,7 @@ async def test_write_buffer_limits(world, /):
 
 
 @run_by(run)
-async def test_nobody_listening_is_a_refusal(world, /):
+async def test_connecting_where_nobody_listens_is_refused(world, /):
     host = world.network.host(CLIENT)
     world.network.host(SERVER)
     for address in (SERVER, "10.9.9.9"):
@@ -252,7 +252,7 @@ async def test_nobody_listening_is_a_refusal(world, /):
 
 
 @run_by(run)
-async def test_a_host_that_does_not_answer_is_a_time_out(world, /):
+async def test_connecting_to_a_silent_host_times_out(world, /):
     await connected(world)
     world.network.partition("client", "server", one_way=True)
     with pytest.raises(TimeoutError) as caught:
@@ -272,7 +272,7 @@ async def test_connecting_succeeds_when_the_network_heals_in_time(world, /):
 
 
 @run_by(run)
-async def test_doors(world, /):
+async def test_a_listener_binds_refuses_taken_addresses_and_closes(world, /):
     host = world.network.host(SERVER, "server")
     door = await host.listen(Recorder, "0.0.0.0", 0)
     assert door.address[0] == "0.0.0.0"
@@ -297,7 +297,7 @@ async def test_doors(world, /):
 
 
 @run_by(run)
-async def test_a_door_that_closes_before_it_took_a_connection_resets_it(world, /):
+async def test_a_listener_closed_before_it_accepts_resets_the_connection(world, /):
     door = await world.network.host(SERVER).listen(Recorder, SERVER, 9)
     client = await world.network.host(CLIENT).connect(Recorder, SERVER, 9)
     door.close()
@@ -305,7 +305,7 @@ async def test_a_door_that_closes_before_it_took_a_connection_resets_it(world, /
 
 
 @run_by(run)
-async def test_loopback_is_for_the_host_itself(world, /):
+async def test_loopback_addresses_are_reachable_only_from_the_host_itself(world, /):
     host = world.network.host(SERVER)
     await host.listen(Recorder, "127.0.0.1", 9)
     assert (await host.connect(Recorder, "localhost", 9)).events == [("made",)]
@@ -328,7 +328,7 @@ async def test_a_partition_holds_bytes_until_it_heals(world, /):
     assert world.now() > 60
 
 
-def test_bytes_that_met_several_faults_still_arrive_in_order():
+def test_bytes_arrive_in_order_after_several_faults():
     async def scenario(world):
         client, server = await connected(world)
         for number in range(20):
@@ -344,7 +344,7 @@ def test_bytes_that_met_several_faults_still_arrive_in_order():
 
 
 @run_by(run)
-async def test_bytes_under_way_meet_the_partition_too(world, /):
+async def test_a_partition_also_holds_bytes_already_on_the_way(world, /):
     client, server = await connected(world)
     client.transport.write(b"held")
     world.network.partition("client", "server")
@@ -366,7 +366,7 @@ async def test_a_one_way_partition_lets_requests_through_and_loses_the_replies(w
 
 
 @run_by(run)
-async def test_a_silent_peer_is_given_up_only_by_the_side_that_sends(world, /):
+async def test_only_the_sending_side_gives_up_on_a_silent_peer(world, /):
     client, server = await connected(world)
     world.network.partition("client", "server")
     began = world.now()
@@ -375,14 +375,14 @@ async def test_a_silent_peer_is_given_up_only_by_the_side_that_sends(world, /):
     assert world.now() == pytest.approx(began + CALM.give_up_s)
     world.network.heal()
     await asyncio.sleep(1000)
-    assert server.events == [("made",)]  # half open, for as long as it keeps quiet
+    assert server.events == [("made",)]  # half open while it sends nothing
 
     server.transport.write(b"still there?")
     assert isinstance(await server.lost(), ConnectionResetError)
 
 
 @run_by(run)
-async def test_patience_runs_on_while_one_of_two_obstacles_is_left(world, /):
+async def test_healing_one_of_two_faults_does_not_restart_the_timeout(world, /):
     client, _ = await connected(world)
     began = world.now()
     client.transport.write(b"anybody?")
@@ -395,7 +395,7 @@ async def test_patience_runs_on_while_one_of_two_obstacles_is_left(world, /):
 
 
 @run_by(run)
-async def test_healing_in_time_saves_the_connection(world, /):
+async def test_a_partition_healed_in_time_keeps_the_connection(world, /):
     client, server = await connected(world)
     for _ in range(3):
         world.network.partition("client", "server")
@@ -407,7 +407,7 @@ async def test_healing_in_time_saves_the_connection(world, /):
     assert client.events == server.events == [("made",)]
 
 
-def test_other_connections_do_not_feel_a_partition():
+def test_a_partition_does_not_affect_other_connections():
     async def lone(world):
         client, server = await connected(world)
         client.transport.write(b"x" * 100_000)
@@ -434,7 +434,7 @@ def test_other_connections_do_not_feel_a_partition():
 
 
 @run_by(run)
-async def test_a_cut_resets_both_sides(world, /):
+async def test_a_cut_connection_is_reset_on_both_sides(world, /):
     client, server = await connected(world)
     client.transport.write(b"lost")
     world.network.cut("server", "client")
@@ -445,7 +445,7 @@ async def test_a_cut_resets_both_sides(world, /):
 
 
 @run_by(run)
-async def test_a_slow_way(world, /):
+async def test_a_slow_link_delays_bytes(world, /):
     client, server = await connected(world)
     world.network.slow("client", "server", 2.0)
     began = world.now()
@@ -455,7 +455,7 @@ async def test_a_slow_way(world, /):
 
 
 @run_by(run)
-async def test_a_silent_crash_is_noticed_by_those_who_send(world, /):
+async def test_a_silent_crash_is_noticed_only_by_the_side_that_sends(world, /):
     client, server = await connected(world)
     world.network.crash("server")
     server.transport.write(b"from beyond")
@@ -469,7 +469,7 @@ async def test_a_silent_crash_is_noticed_by_those_who_send(world, /):
 
 
 @run_by(run)
-async def test_a_host_that_came_back_resets_old_connections(world, /):
+async def test_a_restarted_host_resets_old_connections(world, /):
     client, server = await connected(world)
     old = world.network.host(SERVER)
     world.network.crash("server")
@@ -486,7 +486,7 @@ async def test_a_host_that_came_back_resets_old_connections(world, /):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_killed_host_says_goodbye(seed):
+def test_a_killed_host_closes_its_connections(seed):
     async def scenario(world):
         client, _ = await connected(world)
         world.network.crash("server", silently=False)
@@ -500,7 +500,7 @@ def test_a_killed_host_says_goodbye(seed):
 
 
 @run_by(run)
-async def test_nothing_is_kept_of_connections_that_are_gone(world, /):
+async def test_closed_connections_are_forgotten(world, /):
     await connected(world)
     for _ in range(100):
         client = await world.network.host(CLIENT).connect(Recorder, SERVER, 9)

@@ -20,7 +20,7 @@ from txmq.testing import (
 
 
 class Silent(asyncio.Protocol):
-    """Notes how its connection ends."""
+    """Records how its connection ends."""
 
     def __init__(self):
         self.ended = asyncio.get_running_loop().create_future()
@@ -39,7 +39,7 @@ async def forever():
 # --- crashes ---
 
 
-def test_a_crash_stops_a_program_where_it_stands():
+def test_a_crash_stops_a_program_without_running_its_cleanup():
     seen = []
 
     async def child():
@@ -74,7 +74,7 @@ def test_a_crash_stops_a_program_where_it_stands():
     simulate(scenario, 1)
 
 
-def test_cleaning_up_after_the_end_touches_nothing():
+def test_cleanup_code_that_runs_after_a_crash_has_no_effect():
     tried = []
 
     def attempt(use, *arguments):
@@ -133,7 +133,7 @@ def test_cleaning_up_after_the_end_touches_nothing():
     assert received == []
 
 
-def test_a_crash_keeps_what_was_synced_and_a_restart_finds_it():
+def test_a_crash_keeps_synced_data_for_the_restart():
     async def program(machine):
         file = machine.disk.open("log", create=True)
         file.write(0, b"synced")
@@ -158,7 +158,7 @@ def test_a_crash_keeps_what_was_synced_and_a_restart_finds_it():
     simulate(scenario, 1)
 
 
-def test_kill_keeps_all_bytes_and_lets_the_peer_know():
+def test_a_kill_keeps_unsynced_data_and_closes_connections():
     async def program(machine):
         file = machine.disk.open("log", create=True)
         file.write(0, b"unsynced")
@@ -182,7 +182,7 @@ def test_kill_keeps_all_bytes_and_lets_the_peer_know():
     simulate(scenario, 1)
 
 
-def test_the_power_can_go_at_any_operation_of_the_disk():
+def test_a_disk_hook_can_crash_the_machine_at_any_operation():
     """The hook crashes the machine from inside its own program, mid-operation."""
 
     async def program(machine, seen):
@@ -276,7 +276,7 @@ def test_a_crash_stops_one_machine_only():
     simulate(scenario, 1)
 
 
-def test_what_a_protocol_starts_dies_with_the_machine_that_listens():
+def test_tasks_started_by_a_protocol_die_with_its_machine():
     ticks = []
 
     class Ticking(asyncio.Protocol):
@@ -307,7 +307,7 @@ def test_what_a_protocol_starts_dies_with_the_machine_that_listens():
     simulate(scenario, 1)
 
 
-def test_a_program_started_from_another_machine_outlives_that():
+def test_a_program_outlives_the_machine_that_started_it_on_another():
     async def fails_later():
         await asyncio.sleep(10)
         raise KeyError("on purpose")
@@ -363,7 +363,7 @@ def test_cancelling_waits_for_the_program_to_clean_up():
     simulate(scenario, 1)
 
 
-def test_a_paused_machine_stands_still_and_goes_on():
+def test_a_paused_machine_stands_still_and_continues_after_resume():
     async def program(world, ticks):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(5):
@@ -388,7 +388,7 @@ def test_a_paused_machine_stands_still_and_goes_on():
     simulate(scenario, 1)
 
 
-def test_a_timer_that_is_cancelled_after_the_pause_does_not_fire():
+def test_a_timer_cancelled_by_an_earlier_timer_after_a_pause_does_not_fire():
     async def program(seen):
         loop = asyncio.get_running_loop()
         second = loop.call_later(2, seen.append, "second")
@@ -435,7 +435,7 @@ def test_a_paused_reader_stops_the_writer():
 # --- what fails a run ---
 
 
-def test_an_error_that_nobody_looks_at_fails_the_run_at_once():
+def test_an_unretrieved_task_error_fails_the_run_at_once():
     async def fails():
         raise KeyError("on purpose")
 
@@ -459,7 +459,7 @@ def test_an_error_in_a_callback_fails_the_run():
         simulate(scenario, 1)
 
 
-def test_an_error_in_a_program_fails_the_run_even_where_its_task_is_kept():
+def test_an_error_in_a_program_fails_the_run_even_if_its_task_is_kept():
     async def fails():
         raise KeyError("on purpose")
 
@@ -473,7 +473,7 @@ def test_an_error_in_a_program_fails_the_run_even_where_its_task_is_kept():
         simulate(scenario, 1)
 
 
-def test_a_run_that_fails_tells_what_else_failed():
+def test_a_failed_run_notes_the_other_errors():
     async def fails():
         raise KeyError("the reason")
 
@@ -494,7 +494,7 @@ def test_tasks_left_behind_fail_the_run():
         simulate(scenario, 1)
 
 
-def test_a_task_that_everybody_forgot_fails_the_run():
+def test_a_garbage_collected_pending_task_fails_the_run():
     async def scenario(world):
         asyncio.create_task(forever())
         await asyncio.sleep(1)
@@ -516,7 +516,7 @@ def test_tasks_left_behind_by_a_program_fail_the_run():
         simulate(scenario, 1)
 
 
-def test_a_program_that_still_runs_is_no_leak_nor_is_a_task_being_cancelled():
+def test_running_programs_and_tasks_being_cancelled_are_not_leaks():
     async def program():
         await asyncio.gather(forever(), forever())
 
@@ -542,7 +542,7 @@ def test_a_failed_run_says_how_to_repeat_it():
     assert "\n" not in note
 
 
-def test_a_failing_scenario_tells_of_the_errors_in_programs():
+def test_a_failing_scenario_notes_the_errors_of_its_programs():
     async def fails():
         raise KeyError("the reason")
 
@@ -572,7 +572,7 @@ async def test_programs_started_on_a_paused_machine_wait(world, /):
     assert await machine.run(asyncio.sleep(1, "again")) == "again"
 
 
-def test_nothing_is_logged_or_left_open(caplog):
+def test_a_run_with_a_crash_logs_nothing(caplog):
     async def scenario(world):
         machine = world.machine("m")
         machine.run(forever())
@@ -592,7 +592,7 @@ def test_a_world_that_never_ran_can_be_closed():
 
 
 @run_by(simulate, 1)
-async def test_clocks_can_be_wrong(world, /):
+async def test_a_machines_clock_can_jump_and_drift(world, /):
     clock, right = world.machine("a").clock, world.machine("b").clock
     began = clock.wall_ms()
     assert began == right.wall_ms()
@@ -613,7 +613,7 @@ async def test_clocks_can_be_wrong(world, /):
     assert late.wall_ms() == right.wall_ms()
 
 
-def test_chance_follows_from_the_seed():
+def test_random_draws_follow_from_the_seed():
     def draws(entropy):
         return entropy.below(1000), entropy.fraction(), entropy.token(8), entropy.chance(0.5)
 
@@ -623,7 +623,7 @@ def test_chance_follows_from_the_seed():
     assert draws(one.fork("a")) == draws(other.fork("a")) != draws(other.fork("b"))
 
 
-def test_machines_are_found_by_name_and_do_not_disturb_each_other():
+def test_a_machines_random_draws_depend_only_on_its_name_and_seed():
     def first_token(names):
         with World(1) as world:
             for name in names:

@@ -1,5 +1,5 @@
-"""A producer of transactions and a small cluster, in a simulated world; the broker can be told what
-to answer to half messages and ENDs, and made to ask.
+"""A producer of transactions and a small cluster, in a simulated world; tests set the answers
+of the broker to half messages and ENDs, and have it send checks.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ def silent(request):
 
 @dataclass
 class Bank:
-    """A listener that does as it is told, and writes down what it was asked."""
+    """A listener that answers as it is told, and notes what it was asked."""
 
     says: object = COMMIT
     says_of_checks: object = COMMIT
@@ -77,35 +77,35 @@ class Stage:
 
     @property
     def ends(self):
-        """The header of each END, whoever got it."""
-        return [each for _, code, each in self.cluster.asked if code.name == END]
+        """The header of each END, from all brokers."""
+        return [fields for _, code, fields in self.cluster.asked if code.name == END]
 
     @property
     def said(self):
-        """What the ENDs said."""
+        """The decisions of the ENDs."""
         words = {str(each.value): each for each in LocalTransactionState}
         return [words[each["commitOrRollback"]] for each in self.ends]
 
     @property
     def halves(self):
         """The header of each half message that was sent."""
-        return [each for _, code, each in self.cluster.asked if code.name == "SEND_MESSAGE_V2"]
+        return [fields for _, code, fields in self.cluster.asked if code.name == "SEND_MESSAGE_V2"]
 
     def told(self, kind, *answers, broker=0):
-        """Have a broker give these answers in turn to half messages or ENDs, and then be itself."""
+        """Have a broker answer half messages or ENDs with these in turn, and then as usual."""
         which = self.cluster.brokers[broker]
         name = {"half": "on_send_message_v2", "end": "on_end_transaction"}[kind]
         usual, left = getattr(type(which), name), list(answers)
         setattr(which, name, lambda asked: left.pop(0)(asked) if left else usual(which, asked))
 
     def ask(self, half, *, broker=0, checks=1):
-        """39, over every connection of the client's that is open."""
+        """Send a check (39) over the open connection of the client."""
         which = self.cluster.brokers[broker]
         record = next(
-            each
+            stored
             for queue in which.queues.values()
-            for each in queue
-            if each.property_map()["UNIQ_KEY"] == half
+            for stored in queue
+            if stored.property_map()["UNIQ_KEY"] == half
         )
         header = headers.CheckState(record.queue_offset, record.position, half, half, "")
         for _ in range(checks):
@@ -121,7 +121,7 @@ class Stage:
                 await asyncio.sleep(0.01)
 
     def lose(self, request):
-        """A broker that hears, and whose connection breaks before it answers."""
+        """A broker that receives the request, and whose connection breaks before it answers."""
         self.broker.connection.abort()
 
 

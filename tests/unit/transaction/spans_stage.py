@@ -1,4 +1,4 @@
-"""What OpenTelemetry is told of transactions."""
+"""The spans of transactions in OpenTelemetry."""
 
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -16,7 +16,7 @@ NINE = [
 
 
 class Spans:
-    """What has been told to OpenTelemetry."""
+    """The finished spans of OpenTelemetry."""
 
     def __init__(self, topic):
         self.topic = topic
@@ -28,7 +28,7 @@ class Spans:
         self.settings = ClientSettings(telemetry=self.telemetry)
 
     def __call__(self, name):
-        return [each for each in self.exporter.get_finished_spans() if each.name == name]
+        return [span for span in self.exporter.get_finished_spans() if span.name == name]
 
     def one(self, name):
         (found,) = self(name)
@@ -40,17 +40,17 @@ class Spans:
 
     def below(self, parent):
         found = [
-            each
-            for each in self.exporter.get_finished_spans()
-            if each.parent is not None and each.parent.span_id == parent.context.span_id
+            span
+            for span in self.exporter.get_finished_spans()
+            if span.parent is not None and span.parent.span_id == parent.context.span_id
         ]
-        return sorted(found, key=lambda each: each.start_time)
+        return sorted(found, key=lambda span: span.start_time)
 
     def names(self, parent):
-        return [each.name for each in self.below(parent)]
+        return [span.name for span in self.below(parent)]
 
 
 def below_now(spans, word="work"):
-    """A span of the user's, wherever it is called."""
+    """Open a span of the user where it is called."""
     with spans.tracer.start_as_current_span(word):
         pass

@@ -14,7 +14,7 @@ from txmq.transaction.message import MessageTemplate
 
 @dataclass
 class Order:
-    """What is ordered."""
+    """An order."""
 
     id: int
     price: Decimal
@@ -30,11 +30,11 @@ def shape(function, **parts):
 
 
 def one(order):
-    """What is decorated, without its session."""
+    """A decorated function, without its session."""
 
 
 def two(payer, amount=5, *rest, note=""):
-    """The same with more."""
+    """The same with more parameters."""
 
 
 def message(function, *args, **parts):
@@ -48,7 +48,7 @@ def test_the_body_is_the_argument_or_all_of_them_by_name():
     assert message(one, "text").body == b'"text"'
 
 
-def test_each_part_may_be_made_from_the_arguments():
+def test_each_part_can_be_made_from_the_arguments():
     made = message(
         one, ORDER,
         topic=lambda order: f"T{order.id}", tags=lambda order: "X",
@@ -63,11 +63,11 @@ def test_each_part_may_be_made_from_the_arguments():
     ("keys", "made"), [("a b", ("a b",)), (("a", "b"), ("a", "b")), (lambda _: 7, ("7",)),
                        (lambda _: None, ())],
 )  # fmt: skip
-def test_keys_are_one_or_several(keys, made):
+def test_keys_can_be_one_several_or_none(keys, made):
     assert message(one, ORDER, keys=keys).keys == made
 
 
-def test_what_cannot_be_written_is_refused_with_what_to_do():
+def test_a_body_or_topic_that_cannot_be_written_is_refused_with_advice():
     with pytest.raises(
         LocalProtocolError, match=r"of f has no body: object cannot be .*; give it `body="
     ):
@@ -80,7 +80,7 @@ def late(function, result, **parts):
     return shape(function, made_from="result", **parts).message_of(result)
 
 
-def test_a_message_may_be_made_from_a_result_alone():
+def test_a_message_can_be_made_from_a_result_alone():
     assert late(two, ORDER).body == b'{"id":7,"price":"1.20","due":"2024-02-29"}'
     assert late(two, [1, 2]).body == b"[1,2]"
     made = late(two, ORDER, topic=lambda made: f"T{made.id}", keys=lambda made: made.id,
@@ -99,7 +99,7 @@ def test_a_part_that_needs_the_arguments_is_refused_for_a_result(part):
         shape(two, made_from="result", **{part: lambda payer, amount: payer})
 
 
-def test_a_message_is_no_part_of_a_message():
+def test_a_message_inside_a_message_body_is_refused():
     inner = Message(topic="T", body=b"")
     for body in (inner, [inner], (inner,), {"messages": [inner]}):
         with pytest.raises(LocalProtocolError, match="holds a Message.*outbox, a table"):

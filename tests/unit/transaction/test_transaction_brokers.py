@@ -1,4 +1,4 @@
-"""Every broker may ask about a group's transactions, so every one must know who answers."""
+"""Every broker may check the transactions of a group, so each must know its producers."""
 
 import asyncio
 
@@ -14,16 +14,16 @@ def beaten(stage):
 
 
 @staged(brokers=3)
-async def test_one_that_sends_nothing_is_known_everywhere(stage):
-    assert beaten(stage) == {each.name for each in stage.cluster.brokers}
+async def test_an_idle_producer_sends_heartbeats_to_every_broker(stage):
+    assert beaten(stage) == {broker.name for broker in stage.cluster.brokers}
     await asyncio.sleep(0.1)
     stage.cluster.asked.clear()
     await asyncio.sleep(35)
-    assert beaten(stage) == {each.name for each in stage.cluster.brokers}
+    assert beaten(stage) == {broker.name for broker in stage.cluster.brokers}
 
 
 @staged()
-async def test_it_says_that_it_produces(stage):
+async def test_a_heartbeat_names_the_producer_group(stage):
     told = []
     stage.cluster.replies[RequestCode.HEART_BEAT] = lambda asked: told.append(asked.body)
     beating = asyncio.ensure_future(stage.producer.client.beat())
@@ -34,7 +34,7 @@ async def test_it_says_that_it_produces(stage):
 
 
 @staged()
-async def test_a_broker_that_comes_later_hears_of_it(stage):
+async def test_a_broker_that_joins_later_gets_heartbeats_and_can_check(stage):
     cluster = stage.cluster
     late = FakeBroker(cluster, "broker-z")
     late.address = await cluster._open(late.serve, cluster.listeners)
@@ -52,7 +52,7 @@ class late_header:
 
 
 @staged()
-async def test_where_nobody_tells_of_brokers_it_works_as_any_producer(stage):
+async def test_transactions_work_when_the_list_of_brokers_is_unavailable(stage):
     stage.cluster.replies[RequestCode.GET_BROKER_CLUSTER_INFO] = refuse(3)
     await stage.producer.__aexit__(None, None, None)
     stage.cluster.asked.clear()
@@ -62,7 +62,7 @@ async def test_where_nobody_tells_of_brokers_it_works_as_any_producer(stage):
 
 
 @staged()
-async def test_other_producers_do_not_ask_for_them(stage):
+async def test_plain_producers_do_not_request_the_list_of_brokers(stage):
     client = stage.producer.client
     stage.cluster.asked.clear()
     async with Producer("plain", client) as plain:

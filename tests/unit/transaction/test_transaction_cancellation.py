@@ -43,7 +43,7 @@ def on_stage(scene):
 
 @pytest.mark.fault("N12")
 @pytest.mark.parametrize("again_after", [None, 1, 3])
-def test_a_producer_with_transactions_and_checks(again_after):
+def test_a_transaction_producer_cancelled_anywhere_leaves_nothing_behind(again_after):
     async def scene(stage, client, attempt):
         async def use():
             settings = TransactionSettings(check_timeout=0.015)
@@ -61,7 +61,7 @@ def test_a_producer_with_transactions_and_checks(again_after):
 
 
 @pytest.mark.fault("N12")
-def test_what_was_decided_is_told_whoever_is_cancelled():
+def test_a_decision_is_sent_even_if_its_caller_is_cancelled():
     async def scene(stage, client, attempt):
         async with client, TransactionProducer(GROUP, client, stage.bank) as producer:
             said = []
@@ -79,7 +79,7 @@ def test_what_was_decided_is_told_whoever_is_cancelled():
 
 
 @staged(bank={"says": lambda: asyncio.sleep(3600, COMMIT)})
-async def test_who_is_cancelled_in_a_local_transaction_decides_nothing(stage):
+async def test_cancelling_a_local_transaction_sends_no_decision(stage):
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(1):
             await stage.producer.send_in_transaction(message())
@@ -89,12 +89,12 @@ async def test_who_is_cancelled_in_a_local_transaction_decides_nothing(stage):
 
 
 @staged(bank={"says_of_checks": UNKNOWN})
-async def test_leaving_twice_is_harmless(stage):
+async def test_closing_a_producer_twice_is_harmless(stage):
     await stage.producer.__aexit__(None, None, None)
     await stage.producer.__aexit__(None, None, None)
 
 
-def test_a_conflict_is_counted_and_logged_where_nobody_waits_for_it(caplog):
+def test_a_conflict_after_the_caller_was_cancelled_is_counted_and_logged(caplog):
     @staged()
     async def scenario(stage):
         def later(request):
@@ -115,7 +115,7 @@ def test_a_conflict_is_counted_and_logged_where_nobody_waits_for_it(caplog):
 
 
 @staged(stop_timeout=2.0, end_timeout=60.0)
-async def test_whose_end_is_unanswered_when_the_producer_stops_learns_that(stage):
+async def test_closing_returns_an_unacknowledged_outcome_for_an_unanswered_end(stage):
     stage.told("end", silent)
     sending = asyncio.create_task(stage.producer.send_in_transaction(message()))
     await stage.until(lambda: stage.ends)
@@ -129,7 +129,7 @@ async def test_whose_end_is_unanswered_when_the_producer_stops_learns_that(stage
 
 
 @pytest.mark.parametrize("reply", [0, 204])
-def test_who_is_cancelled_is_counted_until_the_broker_has_answered(reply):
+def test_a_cancelled_transaction_counts_as_undecided_until_the_broker_answers(reply):
     @staged()
     async def scenario(stage):
         stage.told("end", lambda request: answer_after(1.0, stage, request, reply))

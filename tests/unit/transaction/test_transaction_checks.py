@@ -1,4 +1,4 @@
-"""Checks: who is asked, how many at once, and what becomes of handlers that fail or hang."""
+"""Checks: which handler runs, how many at once, and what happens if handlers fail or hang."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ from txmq.transaction import checks
 
 
 class Odd(BaseException):
-    """No Exception, and still nobody's end."""
+    """Not an Exception, and still no reason to end."""
 
 
 def for_ever():
@@ -29,7 +29,7 @@ def for_ever():
 
 
 async def deaf():
-    """Takes no notice of being cancelled, for long."""
+    """Ignores its cancellation for 20 seconds."""
     try:
         await asyncio.sleep(3600)
     except asyncio.CancelledError:
@@ -38,7 +38,7 @@ async def deaf():
 
 
 @pytest.mark.parametrize("says", [COMMIT, ROLLBACK, RollBack("it never ran")])
-def test_a_decision_goes_to_whoever_asked(says):
+def test_a_decision_is_sent_to_the_broker_that_asked(says):
     @staged(bank={"says_of_checks": says})
     async def scenario(stage):
         xid = await stage.half(b"open")
@@ -59,14 +59,14 @@ def test_a_decision_goes_to_whoever_asked(says):
 
 @pytest.mark.fault("M8")
 @pytest.mark.parametrize("says", [UNKNOWN, RuntimeError("no database"), None, "COMMIT", Odd()])
-def test_what_is_not_known_is_said_to_be_unknown(says):
+def test_a_check_without_a_decision_is_answered_unknown(says):
     @staged(bank={"says_of_checks": says})
     async def scenario(stage):
         stage.ask(await stage.half())
         await stage.until(lambda: stage.ends)
         assert stage.said == [UNKNOWN]
         assert stage.producer.tally.checks_unknown == 1
-        # And the next one is asked about as if nothing had been.
+        # The next check is answered as usual.
         stage.bank.says_of_checks = COMMIT
         stage.ask(await stage.half(b"next"))
         await stage.until(lambda: len(stage.ends) == 2)
@@ -76,7 +76,7 @@ def test_what_is_not_known_is_said_to_be_unknown(says):
 
 
 @staged(check_workers=2, check_queue=3)
-async def test_so_many_are_asked_at_once_others_wait_and_more_are_left_to_the_broker(stage):
+async def test_checks_run_up_to_the_worker_limit_wait_in_a_queue_and_are_dropped_beyond(stage):
     gate = asyncio.Event()
 
     async def wait():
@@ -85,38 +85,38 @@ async def test_so_many_are_asked_at_once_others_wait_and_more_are_left_to_the_br
 
     stage.bank.says_of_checks = wait
     halves = [await stage.half(b"%d" % number) for number in range(8)]
-    for each in halves:
-        stage.ask(each)
+    for half in halves:
+        stage.ask(half)
     await asyncio.sleep(1)
     assert len(stage.bank.checked) == 2
     gate.set()
     await stage.until(lambda: len(stage.ends) == 5)
 
-    assert [each.id for each in stage.bank.checked] == halves[:5]
+    assert [half.id for half in stage.bank.checked] == halves[:5]
     assert (stage.producer.tally.checks, stage.producer.tally.checks_dropped) == (8, 3)
     assert stage.producer.tally.checks_committed == 5
 
 
 @staged(check_workers=1, check_queue=0)
-async def test_without_a_queue_one_is_still_asked(stage):
+async def test_without_a_queue_one_check_still_runs(stage):
     stage.ask(await stage.half())
     await stage.until(lambda: stage.ends)
 
 
 @staged(check_workers=1)
-async def test_one_that_is_asked_about_twice_is_looked_up_once(stage):
+async def test_repeated_checks_of_one_transaction_call_its_handler_once(stage):
     stage.bank.says_of_checks = lambda: asyncio.sleep(1.0, COMMIT)
     first, second = await stage.half(b"1"), await stage.half(b"2")
-    for each in (first, second):
-        stage.ask(each, checks=3)
+    for half in (first, second):
+        stage.ask(half, checks=3)
     await stage.until(lambda: len(stage.ends) == 2)
 
-    assert [each.id for each in stage.bank.checked] == [first, second]
+    assert [half.id for half in stage.bank.checked] == [first, second]
 
 
 @pytest.mark.fault("M8")
 @staged(check_workers=1, check_timeout=5.0, bank={"says_of_checks": for_ever})
-async def test_a_handler_that_hangs_is_answered_for_and_its_place_is_given_to_another(stage):
+async def test_a_handler_that_hangs_is_answered_unknown_and_frees_its_worker(stage):
     hanging, next_one = await stage.half(b"1"), await stage.half(b"2")
     stage.ask(hanging)
     await stage.until(lambda: stage.bank.checked)
@@ -124,7 +124,7 @@ async def test_a_handler_that_hangs_is_answered_for_and_its_place_is_given_to_an
     stage.ask(next_one)
     await stage.until(lambda: len(stage.ends) == 2)
 
-    assert {each["msgId"]: word for each, word in zip(stage.ends, stage.said, strict=True)} == {
+    assert {end["msgId"]: word for end, word in zip(stage.ends, stage.said, strict=True)} == {
         hanging: UNKNOWN,
         next_one: COMMIT,
     }
@@ -136,19 +136,19 @@ async def test_a_handler_that_hangs_is_answered_for_and_its_place_is_given_to_an
 
 
 @staged(check_workers=1, check_timeout=5.0, bank={"says_of_checks": deaf})
-async def test_one_that_goes_on_all_the_same_is_told_late(stage):
+async def test_a_handler_that_ignores_its_cancellation_is_answered_late(stage):
     xid = await stage.half()
     stage.ask(xid)
     await stage.until(lambda: stage.ends)
     stage.ask(xid)
     await stage.until(lambda: len(stage.ends) == 2)
-    assert len(stage.bank.checked) == 1  # Once is enough for what hangs.
+    assert len(stage.bank.checked) == 1  # A handler that hangs is not called twice.
     await stage.until(lambda: len(stage.ends) == 3)
 
     assert stage.said == [UNKNOWN, UNKNOWN, COMMIT]
 
 
-def test_of_those_that_hang_there_are_only_so_many(monkeypatch):
+def test_the_number_of_hung_checks_is_limited(monkeypatch):
     monkeypatch.setattr(checks, "HUNG_CHECKS_MAX", 2)
 
     @staged(check_workers=1, check_queue=1, check_timeout=5.0, bank={"says_of_checks": deaf})
@@ -159,19 +159,19 @@ def test_of_those_that_hang_there_are_only_so_many(monkeypatch):
             await stage.until(lambda done=number + 1: len(stage.ends) == done)
         stage.bank.says_of_checks = COMMIT
         stage.ask(halves[2])  # It waits until one returns.
-        stage.ask(halves[3])  # And this one finds no room.
+        stage.ask(halves[3])  # This one finds no room.
         await asyncio.sleep(1)
         assert len(stage.bank.checked) == 2
         assert stage.producer.tally.checks_dropped == 1
         await stage.until(lambda: len(stage.ends) == 5)
-        assert [each.id for each in stage.bank.checked] == halves[:3]
+        assert [half.id for half in stage.bank.checked] == halves[:3]
 
     scenario()
 
 
 @pytest.mark.fault("M7")
 @pytest.mark.parametrize(("says", "code"), [(COMMIT, 201), (ROLLBACK, 200)])
-def test_an_answer_that_comes_too_late_is_counted(says, code, caplog):
+def test_an_answer_that_comes_too_late_counts_as_a_conflict(says, code, caplog):
     @staged(bank={"says_of_checks": says})
     async def scenario(stage):
         stage.told("end", refuse(code))
@@ -185,7 +185,7 @@ def test_an_answer_that_comes_too_late_is_counted(says, code, caplog):
 
 
 @staged(end_timeout=1.0)
-async def test_an_answer_that_nobody_acknowledges_is_given_once(stage):
+async def test_an_unacknowledged_answer_to_a_check_is_not_repeated(stage):
     stage.told("end", silent, stage.lose)
     stage.ask(await stage.half())
     await asyncio.sleep(5)
@@ -196,7 +196,7 @@ async def test_an_answer_that_nobody_acknowledges_is_given_once(stage):
 
 
 @staged()
-async def test_a_connection_that_is_gone_gets_no_answer(stage):
+async def test_a_check_whose_connection_is_lost_gets_no_answer(stage):
     async def outage():
         stage.broker.connection.abort()
         await asyncio.sleep(1)
@@ -209,7 +209,7 @@ async def test_a_connection_that_is_gone_gets_no_answer(stage):
 
 
 @staged()
-async def test_leaving_waits_for_checks(stage):
+async def test_closing_waits_for_running_checks(stage):
     stage.bank.says_of_checks = lambda: asyncio.sleep(3, COMMIT)
     stage.ask(await stage.half())
     await stage.until(lambda: stage.bank.checked)
@@ -218,16 +218,16 @@ async def test_leaving_waits_for_checks(stage):
 
 
 @staged(stop_timeout=5.0, bank={"says_of_checks": deaf})
-async def test_leaving_does_not_wait_for_what_hangs(stage):
+async def test_closing_does_not_wait_for_hung_checks(stage):
     stage.ask(await stage.half())
     await stage.until(lambda: stage.bank.checked)
     began = stage.world.now()
     await stage.producer.__aexit__(None, None, None)
-    assert stage.world.now() - began < 30  # The handler itself is waited for, once cancelled.
+    assert stage.world.now() - began < 30  # It still waits for the handler once that is cancelled.
 
 
 @staged(check_timeout=1.0, bank={"says_of_checks": for_ever})
-async def test_a_producer_that_sends_nothing_answers_too(stage):
+async def test_an_idle_producer_answers_checks(stage):
     xid = await stage.half()
     stage.bank.says_of_checks = COMMIT
     stage.ask(xid, checks=2)
@@ -236,7 +236,7 @@ async def test_a_producer_that_sends_nothing_answers_too(stage):
 
 
 @staged(bank={"says_of_checks": ROLLBACK})
-async def test_one_that_still_runs_here_is_unknown_whatever_its_listener_would_say(stage):
+async def test_a_check_of_a_running_local_transaction_is_answered_unknown(stage):
     stage.bank.says = lambda: asyncio.sleep(30, COMMIT)
     running = asyncio.ensure_future(stage.producer.send_in_transaction(message(b"slow")))
     await stage.until(lambda: stage.bank.executed)
@@ -253,7 +253,7 @@ async def test_one_that_still_runs_here_is_unknown_whatever_its_listener_would_s
 
 
 @staged(bank={"says_of_checks": ROLLBACK})
-async def test_one_that_was_cancelled_here_is_asked_about(stage):
+async def test_a_check_of_a_cancelled_transaction_calls_the_listener(stage):
     stage.bank.says = lambda: asyncio.sleep(30, COMMIT)
     running = asyncio.ensure_future(stage.producer.send_in_transaction(message(b"slow")))
     await stage.until(lambda: stage.bank.executed)
@@ -265,8 +265,8 @@ async def test_one_that_was_cancelled_here_is_asked_about(stage):
 
 
 @staged(bank={"says_of_checks": ROLLBACK})
-async def test_one_whose_half_message_is_not_answered_yet_is_unknown_too(stage):
-    """The answer and the check may come together, to a process that was asleep meanwhile."""
+async def test_a_check_before_the_answer_to_its_half_message_is_answered_unknown(stage):
+    """The answer and the check may arrive together at a process that was paused."""
     stored = stage.broker.on_send_message_v2
 
     def asked_first(request):

@@ -54,7 +54,7 @@ COMMITTED, ROLLED_BACK, NOT_KNOWN = TransactionState
 
 
 @staged()
-async def test_a_half_message_goes_out_and_then_its_decision(stage):
+async def test_a_half_message_is_sent_before_its_decision(stage):
     sent = message(tags="TAGA", keys=("o-1",), properties={"shop": "7"})
     outcome = await stage.producer.send_in_transaction(sent, {"amount": 10_000})
 
@@ -83,7 +83,7 @@ async def test_a_half_message_goes_out_and_then_its_decision(stage):
 
 
 @staged()
-async def test_the_local_transaction_is_told_the_message_its_id_and_what_was_given(stage):
+async def test_the_local_transaction_gets_the_half_message_and_the_argument(stage):
     arg = object()
     outcome = await stage.producer.send_in_transaction(message(b"1", keys=("o-1",)), arg)
 
@@ -97,7 +97,7 @@ async def test_the_local_transaction_is_told_the_message_its_id_and_what_was_giv
 
 
 @staged()
-async def test_what_is_compressed_is_a_half_message_too(stage):
+async def test_a_compressed_message_is_sent_as_a_half_message(stage):
     await stage.producer.send_in_transaction(message(b"x" * 9000))
 
     assert int(stage.halves[0]["f"]) & SysFlag.PREPARED
@@ -121,7 +121,7 @@ async def test_a_message_that_has_an_id_keeps_it(stage):
         {"properties": {"TIMER_DELAY_MS": "1"}},
     ],
 )
-def test_what_is_delayed_is_refused_before_anything_is_sent(delay):
+def test_a_delayed_message_is_refused_before_anything_is_sent(delay):
     @staged()
     async def scenario(stage):
         with pytest.raises(LocalProtocolError, match="cannot be delayed"):
@@ -132,19 +132,19 @@ def test_what_is_delayed_is_refused_before_anything_is_sent(delay):
 
 
 @staged()
-async def test_a_half_message_has_all_that_its_message_has(stage):
+async def test_a_half_message_keeps_every_field_of_its_message(stage):
     sent = message(tags="A", keys=("k1", "k2"), properties={"p": "q"}, flag=7)
     await stage.producer.send_in_transaction(sent)
 
     [(half, _)] = stage.bank.executed
-    delays = {"delay_level", "deliver_at_ms", "deliver_after"}  # It is refused with one.
-    for part in {each.name for each in dataclasses.fields(Message)} - delays - {"properties"}:
+    delays = {"delay_level", "deliver_at_ms", "deliver_after"}  # A half message cannot be delayed.
+    for part in {field.name for field in dataclasses.fields(Message)} - delays - {"properties"}:
         assert getattr(half, part) == getattr(sent, part)
     assert half.properties.items() > sent.properties.items()
 
 
 @staged()
-async def test_a_reply_goes_in_no_transaction(stage):
+async def test_a_reply_in_a_transaction_is_refused(stage):
     queue = Queue(TOPIC, "broker-a", 0)
     reply = Reply(topic=TOPIC, body=b"yes", asked_in=queue)
     with pytest.raises(UsageError, match="a reply goes to the one who asked"):
@@ -153,7 +153,7 @@ async def test_a_reply_goes_in_no_transaction(stage):
 
 
 @staged()
-async def test_what_cannot_be_sent_runs_nothing(stage):
+async def test_an_invalid_message_runs_no_local_transaction(stage):
     with pytest.raises(LocalProtocolError, match="sends one Message, not a"):
         await stage.producer.send_in_transaction([message()])
     with pytest.raises(LimitExceeded):
@@ -162,7 +162,7 @@ async def test_what_cannot_be_sent_runs_nothing(stage):
 
 
 @staged()
-async def test_it_is_an_ordinary_producer_too(stage):
+async def test_a_transaction_producer_can_send_ordinary_messages(stage):
     result = await stage.producer.send(message())
 
     assert result.status is SendStatus.OK
@@ -178,7 +178,7 @@ async def test_it_is_an_ordinary_producer_too(stage):
 
 
 @staged(bank={"says": ROLLBACK})
-async def test_a_rollback_is_told(stage):
+async def test_a_rollback_is_sent_to_the_broker(stage):
     outcome = await stage.producer.send_in_transaction(message())
 
     assert (outcome.state, outcome.is_acknowledged) == (ROLLED_BACK, True)
@@ -186,7 +186,7 @@ async def test_a_rollback_is_told(stage):
 
 
 @staged(bank={"says": UNKNOWN})
-async def test_what_is_unknown_is_left_to_the_check(stage):
+async def test_an_unknown_state_sends_no_end_and_is_left_to_the_check(stage):
     outcome = await stage.producer.send_in_transaction(message())
 
     assert (outcome.state, outcome.is_acknowledged) == (NOT_KNOWN, False)
@@ -194,7 +194,7 @@ async def test_what_is_unknown_is_left_to_the_check(stage):
 
 
 @staged(bank={"says": RuntimeError("the database is gone")})
-async def test_an_exception_says_nothing_and_is_in_the_outcome(stage):
+async def test_an_exception_sends_no_end_and_is_in_the_outcome(stage):
     outcome = await stage.producer.send_in_transaction(message())
 
     assert outcome.state is NOT_KNOWN
@@ -203,7 +203,7 @@ async def test_an_exception_says_nothing_and_is_in_the_outcome(stage):
 
 
 @staged(bank={"says": RollBack("no money")})
-async def test_a_declared_rollback_is_one(stage):
+async def test_raising_rollback_rolls_the_transaction_back(stage):
     outcome = await stage.producer.send_in_transaction(message())
 
     assert (outcome.state, str(outcome.problem)) == (ROLLED_BACK, "no money")
@@ -211,7 +211,7 @@ async def test_a_declared_rollback_is_one(stage):
 
 
 @pytest.mark.parametrize("nonsense", [None, True, 8, "COMMIT", COMMITTED])
-def test_nonsense_says_nothing(nonsense):
+def test_an_invalid_return_value_counts_as_unknown(nonsense):
     @staged(bank={"says": nonsense})
     async def scenario(stage):
         outcome = await stage.producer.send_in_transaction(message())
@@ -224,7 +224,7 @@ def test_nonsense_says_nothing(nonsense):
 
 
 @staged(bank={"says": asyncio.CancelledError()})
-async def test_something_else_that_was_cancelled_says_nothing(stage):
+async def test_a_cancelled_error_inside_the_local_transaction_counts_as_unknown(stage):
     outcome = await stage.producer.send_in_transaction(message())
 
     assert outcome.state is NOT_KNOWN
@@ -234,7 +234,7 @@ async def test_something_else_that_was_cancelled_says_nothing(stage):
 
 
 @staged(brokers=2)
-async def test_a_half_of_which_nothing_is_stored_goes_elsewhere(stage):
+async def test_a_half_message_that_was_not_stored_is_retried_elsewhere(stage):
     for broker in (0, 1):
         stage.told("half", refuse(14), broker=broker)
 
@@ -242,12 +242,12 @@ async def test_a_half_of_which_nothing_is_stored_goes_elsewhere(stage):
 
     assert outcome.state is COMMITTED
     assert len(stage.halves) == 3
-    assert len({fields_of(each)["UNIQ_KEY"] for each in stage.halves}) == 1
+    assert len({fields_of(half)["UNIQ_KEY"] for half in stage.halves}) == 1
 
 
 @pytest.mark.fault("P9")
 @staged()
-async def test_a_half_whose_answer_is_lost_is_not_sent_again_and_nothing_runs(stage):
+async def test_a_half_message_whose_answer_is_lost_is_not_repeated_and_nothing_runs(stage):
     stage.told("half", stage.lose)
     with pytest.raises(ConnectionLost) as lost:
         await stage.producer.send_in_transaction(message())
@@ -261,7 +261,7 @@ async def test_a_half_whose_answer_is_lost_is_not_sent_again_and_nothing_runs(st
 
 
 @staged(timeout=1.0)
-async def test_a_half_that_nobody_answers_is_in_doubt(stage):
+async def test_a_half_message_without_an_answer_may_be_stored(stage):
     stage.told("half", silent)
     with pytest.raises(RequestTimeout) as late:
         await stage.producer.send_in_transaction(message())
@@ -273,7 +273,7 @@ async def test_a_half_that_nobody_answers_is_in_doubt(stage):
     ("code", "error", "tries"),
     [(13, MessageIllegal, 1), (1, InternalError, 1), (14, ServiceUnavailable, 3)],
 )
-def test_a_half_that_is_refused(code, error, tries):
+def test_a_refused_half_message_runs_no_local_transaction(code, error, tries):
     @staged()
     async def scenario(stage):
         stage.told("half", *[refuse(code)] * 3)
@@ -286,7 +286,7 @@ def test_a_half_that_is_refused(code, error, tries):
 
 
 @staged(retry_not_safe=True)
-async def test_a_half_that_is_not_safe_is_rolled_back(stage):
+async def test_an_unsafely_stored_half_message_is_rolled_back(stage):
     def unsafe(request):
         number = request.read(headers.SendMessageV2).queue_id
         told = headers.SendAnswer("7F00000100002A9F0000000000000010", number, 5)
@@ -304,7 +304,7 @@ async def test_a_half_that_is_not_safe_is_rolled_back(stage):
 
 
 @staged()
-async def test_a_broker_that_does_not_say_where_the_half_lies_leaves_it_open(stage):
+async def test_an_answer_without_a_valid_offset_id_leaves_the_half_message_in_doubt(stage):
     stage.told("half", lambda asked: command.answer(asked, 0, headers.SendAnswer("?", 0, 0)))
     with pytest.raises(Exception, match=r"offset id|id") as told:
         await stage.producer.send_in_transaction(message())
@@ -316,7 +316,7 @@ async def test_a_broker_that_does_not_say_where_the_half_lies_leaves_it_open(sta
 
 
 @staged()
-async def test_an_end_whose_answer_is_lost_is_not_said_again(stage):
+async def test_an_end_whose_answer_is_lost_is_not_repeated(stage):
     stage.told("end", stage.lose)
     outcome = await stage.producer.send_in_transaction(message())
 
@@ -326,7 +326,7 @@ async def test_an_end_whose_answer_is_lost_is_not_said_again(stage):
     assert stage.producer.tally.unacknowledged == 1
 
 
-def test_the_log_says_what_became_of_it_where_no_broker_does(caplog):
+def test_an_unacknowledged_commit_is_logged(caplog):
     @staged()
     async def scenario(stage):
         stage.told("end", stage.lose)
@@ -337,9 +337,9 @@ def test_the_log_says_what_became_of_it_where_no_broker_does(caplog):
 
 
 @staged(awaits_end=False)
-async def test_an_end_that_nobody_waits_for_is_sent_all_the_same(stage):
+async def test_an_end_that_is_not_awaited_is_still_sent(stage):
     stage.told("end", silent)
-    async with asyncio.timeout(1.0):  # An END takes three seconds to be given up.
+    async with asyncio.timeout(1.0):  # An END is given up after three seconds.
         outcome = await stage.producer.send_in_transaction(message())
 
     assert (outcome.state, outcome.is_acknowledged) == (COMMITTED, False)
@@ -350,7 +350,7 @@ async def test_an_end_that_nobody_waits_for_is_sent_all_the_same(stage):
 
 
 @staged(awaits_end=False, bank={"says": UNKNOWN})
-async def test_what_is_unknown_is_not_said_to_be_decided(stage):
+async def test_an_unknown_state_sends_no_end_when_ends_are_not_awaited(stage):
     outcome = await stage.producer.send_in_transaction(message())
 
     assert outcome.state is TransactionState.UNKNOWN
@@ -358,7 +358,7 @@ async def test_what_is_unknown_is_not_said_to_be_decided(stage):
 
 
 @staged(awaits_end=False)
-async def test_leaving_waits_for_an_end_that_its_caller_has_not_waited_for(stage):
+async def test_closing_waits_for_an_end_that_is_not_awaited(stage):
     half = await stage.producer.prepare(message())
     assert not (await stage.producer.decide(half, ROLLBACK)).is_acknowledged
     await stage.producer.__aexit__(None, None, None)
@@ -367,7 +367,7 @@ async def test_leaving_waits_for_an_end_that_its_caller_has_not_waited_for(stage
     assert stage.producer.tally.rolled_back == 1
 
 
-def test_a_conflict_that_nobody_waits_for_is_counted_and_logged(caplog):
+def test_a_conflict_of_an_end_that_is_not_awaited_is_counted_and_logged(caplog):
     @staged(awaits_end=False)
     async def scenario(stage):
         stage.told("end", refuse(201))
@@ -379,7 +379,7 @@ def test_a_conflict_that_nobody_waits_for_is_counted_and_logged(caplog):
 
 
 @staged(repeats_end=True)
-async def test_an_end_may_be_said_again_where_a_broker_takes_it_once(stage):
+async def test_repeats_end_repeats_an_end_until_it_is_acknowledged(stage):
     stage.told("end", stage.lose, stage.lose)
     outcome = await stage.producer.send_in_transaction(message())
 
@@ -388,7 +388,7 @@ async def test_an_end_may_be_said_again_where_a_broker_takes_it_once(stage):
 
 
 @staged(end_timeout=2.0)
-async def test_an_end_that_nobody_answers_takes_no_longer_than_it_may(stage):
+async def test_an_unanswered_end_is_given_up_after_end_timeout(stage):
     stage.told("end", silent)
     began = stage.world.now()
     outcome = await stage.producer.send_in_transaction(message())
@@ -399,7 +399,7 @@ async def test_an_end_that_nobody_answers_takes_no_longer_than_it_may(stage):
 
 
 @staged()
-async def test_a_broker_that_takes_none_now_is_told_again(stage):
+async def test_an_end_refused_as_unavailable_is_repeated(stage):
     stage.told("end", refuse(14), refuse(14))
     outcome = await stage.producer.send_in_transaction(message())
 
@@ -408,7 +408,7 @@ async def test_a_broker_that_takes_none_now_is_told_again(stage):
 
 
 @staged()
-async def test_a_broker_that_never_takes_one_is_left_to_ask(stage):
+async def test_an_end_refused_again_and_again_is_left_to_the_check(stage):
     stage.told("end", *[refuse(14)] * 100)
     outcome = await stage.producer.send_in_transaction(message())
 
@@ -418,7 +418,7 @@ async def test_a_broker_that_never_takes_one_is_left_to_ask(stage):
 
 
 @staged()
-async def test_a_refusal_that_would_not_change_is_taken_as_it_is(stage):
+async def test_a_permanent_refusal_of_an_end_is_not_retried(stage):
     stage.told("end", refuse(203))
     outcome = await stage.producer.send_in_transaction(message())
 
@@ -427,14 +427,14 @@ async def test_a_refusal_that_would_not_change_is_taken_as_it_is(stage):
 
 
 @staged()
-async def test_a_broker_that_is_away_for_a_moment_is_told_when_it_is_back(stage):
+async def test_an_end_is_sent_when_its_broker_is_back_after_a_moment(stage):
     listener = stage.cluster.listeners[0]
     host, port = listener.address
 
     async def outage():
         stage.broker.connection.abort()
         listener.close()
-        await asyncio.sleep(0.1)  # The news needs its time, too.
+        await asyncio.sleep(0.1)  # The loss takes a moment to be noticed.
         return COMMIT
 
     async def back():
@@ -451,7 +451,7 @@ async def test_a_broker_that_is_away_for_a_moment_is_told_when_it_is_back(stage)
 
 
 @staged(end_timeout=0.5)
-async def test_a_broker_that_stays_away_is_left_to_ask(stage):
+async def test_an_end_for_a_broker_that_stays_away_is_left_to_the_check(stage):
     async def outage():
         stage.broker.connection.abort()
         stage.cluster.listeners[0].close()
@@ -466,7 +466,7 @@ async def test_a_broker_that_stays_away_is_left_to_ask(stage):
 
 
 @pytest.mark.parametrize(("says", "code"), [(COMMIT, 201), (ROLLBACK, 200)])
-def test_a_conflict_is_an_error_and_is_counted(says, code):
+def test_a_conflict_raises_transaction_conflict_and_is_counted(says, code):
     @staged(bank={"says": says})
     async def scenario(stage):
         stage.told("end", refuse(code))
@@ -484,7 +484,7 @@ def test_a_conflict_is_an_error_and_is_counted(says, code):
 
 
 @pytest.mark.parametrize(("says", "code"), [(COMMIT, 200), (ROLLBACK, 201)])
-def test_what_was_decided_so_before_is_acknowledged(says, code):
+def test_an_end_that_repeats_an_earlier_decision_is_acknowledged(says, code):
     @staged(bank={"says": says})
     async def scenario(stage):
         stage.told("end", refuse(code))
@@ -498,7 +498,7 @@ def test_what_was_decided_so_before_is_acknowledged(says, code):
 
 
 @staged()
-async def test_the_parts_do_what_the_whole_does(stage):
+async def test_prepare_and_decide_do_what_send_in_transaction_does(stage):
     half = await stage.producer.prepare(message())
     outcome = await stage.producer.decide(half, ROLLBACK, RuntimeError("why"))
 
@@ -511,9 +511,9 @@ async def test_the_parts_do_what_the_whole_does(stage):
 
 
 @staged(bank={"says": UNKNOWN})
-async def test_what_is_counted(stage):
-    for each in (COMMIT, COMMIT, ROLLBACK, UNKNOWN):
-        stage.bank.says = each
+async def test_the_tally_counts_outcomes(stage):
+    for state in (COMMIT, COMMIT, ROLLBACK, UNKNOWN):
+        stage.bank.says = state
         await stage.producer.send_in_transaction(message())
 
     tally = stage.producer.tally
@@ -522,7 +522,7 @@ async def test_what_is_counted(stage):
 
 
 @staged()
-async def test_leaving_waits_for_a_local_transaction_and_its_end(stage):
+async def test_closing_waits_for_a_local_transaction_and_its_end(stage):
     stage.bank.says = lambda: asyncio.sleep(5.0, COMMIT)
     running = asyncio.ensure_future(stage.producer.send_in_transaction(message()))
     await stage.until(lambda: stage.bank.executed)
@@ -537,7 +537,7 @@ async def test_leaving_waits_for_a_local_transaction_and_its_end(stage):
 
 
 @staged(stop_timeout=2.0)
-async def test_leaving_waits_no_longer_than_it_may(stage):
+async def test_closing_waits_no_longer_than_stop_timeout(stage):
     stage.bank.says = lambda: asyncio.sleep(60.0, COMMIT)
     running = asyncio.ensure_future(stage.producer.send_in_transaction(message()))
     await stage.until(lambda: stage.bank.executed)
@@ -552,7 +552,7 @@ async def test_leaving_waits_no_longer_than_it_may(stage):
 
 
 @staged()
-async def test_while_it_closes_nothing_begins(stage):
+async def test_a_closing_producer_refuses_new_transactions(stage):
     stage.bank.says = lambda: asyncio.sleep(1.0, COMMIT)
     running = asyncio.ensure_future(stage.producer.send_in_transaction(message()))
     await stage.until(lambda: stage.bank.executed)
@@ -564,7 +564,7 @@ async def test_while_it_closes_nothing_begins(stage):
 
 
 @staged()
-async def test_it_opens_once_at_a_time_and_again_afterwards(stage):
+async def test_a_closed_producer_can_be_opened_again_but_not_twice_at_once(stage):
     with pytest.raises(UsageError, match="open already"):
         await stage.producer.__aenter__()
     await stage.producer.__aexit__(None, None, None)
@@ -572,7 +572,7 @@ async def test_it_opens_once_at_a_time_and_again_afterwards(stage):
         assert (await stage.producer.send_in_transaction(message())).is_acknowledged
 
 
-def test_what_it_is_given_is_looked_at_at_once():
+def test_an_invalid_listener_or_setting_is_refused_when_created():
     with pytest.raises(UsageError, match="execute_local_transaction"):
         TransactionProducer("g", "127.0.0.1:1", object())
     with pytest.raises(UsageError, match="has none to call"):

@@ -1,4 +1,4 @@
-"""Producers of transactions and a real broker, in a world where minutes take no time.
+"""Producers of transactions and a real broker, in a simulated world where minutes take no time.
 
 The broker's settings are those of the seeds: asked after 20 s, then every 10 s, 5 times at most.
 """
@@ -53,11 +53,13 @@ class Stage:
             return found
         for queue in queues:
             pulled = await self.admin.pull(queue, 0)
-            found += [each.body for each in pulled.messages]
+            found += [record.body for record in pulled.messages]
         return sorted(found)
 
     async def open(self):
-        return [(each.id, each.state) for each in await self.admin.transactions()]
+        return [
+            (transaction.id, transaction.state) for transaction in await self.admin.transactions()
+        ]
 
 
 def in_world(scenario):
@@ -95,21 +97,25 @@ class ICBC(Bank):
 
 
 @in_world
-async def test_the_three_messages_of_the_seeds(stage):
+async def test_stock_commit_rollback_and_unknown_transactions_end_as_expected(stage):
     bank = ICBC()
     async with stage.producer(bank) as producer:
         outcomes = [
             await producer.send_in_transaction(message(tags.encode(), tags=tags))
             for tags in ("TAGA", "TAGB", "TAGC")
         ]
-        assert [each.state for each in outcomes] == [COMMITTED, ROLLED_BACK, NOT_KNOWN]
-        assert [each.is_acknowledged for each in outcomes] == [True, True, False]
+        assert [transaction.state for transaction in outcomes] == [
+            COMMITTED,
+            ROLLED_BACK,
+            NOT_KNOWN,
+        ]
+        assert [transaction.is_acknowledged for transaction in outcomes] == [True, True, False]
         assert await stage.visible() == [b"TAGA"]
         assert await stage.open() == [(outcomes[2].xid, "prepared")]
         await asyncio.sleep(21)
 
         assert await stage.visible() == [b"TAGA", b"TAGC"]
-        assert [each.id for each in bank.checked] == [outcomes[2].xid]
+        assert [transaction.id for transaction in bank.checked] == [outcomes[2].xid]
         assert await stage.open() == []
         await asyncio.sleep(120)
     assert len(bank.checked) == 1
@@ -118,7 +124,7 @@ async def test_the_three_messages_of_the_seeds(stage):
 
 
 @in_world
-async def test_a_message_may_ask_for_its_own_time(stage):
+async def test_a_message_can_set_the_delay_of_its_first_check(stage):
     bank = Bank(says=UNKNOWN)
     async with stage.producer(bank) as producer:
         late = message(properties={"CHECK_IMMUNITY_TIME_IN_SECONDS": "60"})
@@ -130,11 +136,11 @@ async def test_a_message_may_ask_for_its_own_time(stage):
 
 
 @in_world
-async def test_repeated_ends_change_nothing_and_a_contrary_one_is_refused(stage):
+async def test_repeated_ends_change_nothing_and_a_contradicting_one_is_refused(stage):
     async with stage.producer(Bank()) as producer:
         half = await producer.prepare(message(b"once"))
         outcomes = [await producer.decide(half, COMMIT) for _ in range(3)]
-        assert all(each.is_acknowledged for each in outcomes)
+        assert all(outcome.is_acknowledged for outcome in outcomes)
         with pytest.raises(
             TransactionConflict, match="was committed before the producer sent ROLLBACK"
         ):
@@ -171,7 +177,7 @@ async def test_a_lost_answer_to_a_commit_leaves_one_message(stage):
 
 
 @in_world
-async def test_a_lost_commit_is_found_out_by_a_check(stage):
+async def test_a_lost_commit_is_recovered_by_a_check(stage):
     bank = Bank()
 
     async def cut():
@@ -183,11 +189,11 @@ async def test_a_lost_commit_is_found_out_by_a_check(stage):
         outcome = await producer.send_in_transaction(message(b"late"))
         assert (outcome.state, outcome.is_acknowledged) == (COMMITTED, False)
         assert await stage.visible() == []
-        stage.world.network.cut("icbc", "server")  # What was on its way is lost.
+        stage.world.network.cut("icbc", "server")  # Data in flight is lost.
         stage.world.network.heal()
         await asyncio.sleep(60)
         assert await stage.visible() == [b"late"]
-        assert [each.id for each in bank.checked] == [outcome.xid]
+        assert [half.id for half in bank.checked] == [outcome.xid]
 
 
 @pytest.mark.fault("P2", "N2")
@@ -196,7 +202,7 @@ async def test_a_half_whose_answer_is_lost_is_rolled_back_by_a_check(stage):
     bank = Bank(says_of_checks=ROLLBACK)
     async with stage.producer(bank) as producer:
         await stage.admin.create_topic(TOPIC, queues=2)
-        await producer.send(message(b"first"))  # The way is known, and open.
+        await producer.send(message(b"first"))  # The route is known, and the connection open.
         stage.world.network.partition("server", "icbc", one_way=True)
         with pytest.raises(TransportError) as lost:
             await producer.send_in_transaction(message(b"doubtful"))
@@ -205,14 +211,14 @@ async def test_a_half_whose_answer_is_lost_is_rolled_back_by_a_check(stage):
         ((xid, _),) = await stage.open()
         assert xid in lost.value.__notes__[0]
         await asyncio.sleep(60)
-        assert [each.id for each in bank.checked] == [xid]
+        assert [half.id for half in bank.checked] == [xid]
         assert await stage.open() == []
         assert await stage.visible() == [b"first"]
 
 
 @pytest.mark.fault("P6")
 @in_world
-async def test_another_of_the_group_answers_for_a_process_that_died(stage):
+async def test_another_member_of_the_group_answers_checks_for_a_process_that_died(stage):
     """The local transaction has committed, and the process ends before its END."""
     dying, heir = Bank(says=lambda: asyncio.sleep(3600, COMMIT)), Bank()
     machine = stage.world.machine("icbc")
@@ -227,13 +233,13 @@ async def test_another_of_the_group_answers_for_a_process_that_died(stage):
     machine.crash()
     async with stage.producer(heir, "icbc-2"):
         await asyncio.sleep(90)
-        assert [each.body for each in heir.checked] == [b"inherited"]
+        assert [half.body for half in heir.checked] == [b"inherited"]
         assert dying.checked == []
     assert await stage.visible() == [b"inherited"]
 
 
 @in_world
-async def test_a_process_that_comes_back_answers_for_itself(stage):
+async def test_a_process_that_restarts_answers_its_own_checks(stage):
     bank = Bank(says=lambda: asyncio.sleep(3600, COMMIT))
     machine = stage.world.machine("icbc")
 
@@ -255,7 +261,7 @@ async def test_a_process_that_comes_back_answers_for_itself(stage):
 
 @pytest.mark.fault("M8")
 @in_world
-async def test_a_handler_that_hangs_leads_to_an_operator_and_stops_nobody_else(stage):
+async def test_a_transaction_whose_handler_hangs_is_parked_and_blocks_no_others(stage):
     bank = Bank(says=UNKNOWN)
 
     async def check():
@@ -271,7 +277,7 @@ async def test_a_handler_that_hangs_leads_to_an_operator_and_stops_nobody_else(s
         assert await stage.visible() == [b"works"]
         assert await stage.open() == [(hanging.xid, "parked")]
         assert producer.tally.checks_hung == 5
-        # Late is not too late.
+        # An operator can still have it checked.
         await stage.admin.recheck_transaction(hanging.xid)
         bank.says_of_checks = ROLLBACK
         await asyncio.sleep(30)
@@ -281,8 +287,8 @@ async def test_a_handler_that_hangs_leads_to_an_operator_and_stops_nobody_else(s
 
 @pytest.mark.fault("M9")
 @in_world
-async def test_two_that_answer_differently_the_first_counts(stage):
-    """Two members of a group that do not know the same."""
+async def test_of_two_contradicting_answers_the_first_counts(stage):
+    """Two members of a group have different knowledge."""
     one, other = Bank(says=UNKNOWN, says_of_checks=UNKNOWN), Bank(says_of_checks=ROLLBACK)
     async with stage.producer(one) as first, stage.producer(other, "icbc-2"):
         half = await first.prepare(message(b"odd"))
@@ -296,7 +302,7 @@ async def test_two_that_answer_differently_the_first_counts(stage):
 
 
 @in_world
-async def test_many_at_once_each_once(stage):
+async def test_concurrent_transactions_are_each_delivered_once(stage):
     async def local():
         await asyncio.sleep(0.01)
         return COMMIT
@@ -304,7 +310,7 @@ async def test_many_at_once_each_once(stage):
     async with stage.producer(Bank(says=local)) as producer:
         transact = partial(producer.send_in_transaction)
         outcomes = await asyncio.gather(*[transact(message(b"%03d" % n)) for n in range(100)])
-        assert {each.state for each in outcomes} == {COMMITTED}
-        assert len({each.half_offset for each in outcomes}) == 100
+        assert {outcome.state for outcome in outcomes} == {COMMITTED}
+        assert len({outcome.half_offset for outcome in outcomes}) == 100
         assert producer.tally.committed == 100
     assert await stage.visible() == [b"%03d" % n for n in range(100)]

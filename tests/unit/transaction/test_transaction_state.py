@@ -1,4 +1,4 @@
-"""The order of a transaction's steps, and what a caller receives as its outcome."""
+"""The order of the steps of a transaction, and the outcome that a caller gets."""
 
 import asyncio
 from itertools import product
@@ -25,7 +25,7 @@ def outcome(state, **more):
     return TransactionOutcome(state=state, xid="x-1", sent=None, is_acknowledged=True, **more)
 
 
-def test_the_result_of_a_committed_transaction_is_unwrapped_although_its_answer_was_lost():
+def test_unwrap_returns_the_result_of_a_commit_whose_answer_was_lost():
     assert outcome(TransactionState.COMMITTED, result=7, problem=LOST).unwrap() == 7
 
 
@@ -38,7 +38,7 @@ def test_the_result_of_a_committed_transaction_is_unwrapped_although_its_answer_
         (TransactionState.UNKNOWN, LOST, OutcomeUnknown("transaction x-1 may have committed; a")),
     ],
 )
-def test_any_other_transaction_raises_when_it_is_unwrapped(state, problem, raised):
+def test_unwrap_raises_for_a_transaction_that_is_not_committed(state, problem, raised):
     with pytest.raises(type(raised), match=str(raised)) as caught:
         outcome(state, problem=problem).unwrap()
 
@@ -46,7 +46,7 @@ def test_any_other_transaction_raises_when_it_is_unwrapped(state, problem, raise
 
 
 @pytest.mark.parametrize(("phase", "verb"), list(product(Phase, Verb)))
-def test_a_step_that_the_table_does_not_have_is_refused(phase, verb):
+def test_a_step_outside_the_transition_table_is_refused(phase, verb):
     transaction = Transaction("g", "x-1", None, False, phase=phase)
 
     if (phase, verb) in TRANSITIONS:
@@ -56,7 +56,7 @@ def test_a_step_that_the_table_does_not_have_is_refused(phase, verb):
             transaction.after(verb)
 
 
-def test_every_phase_leads_to_an_outcome_and_nothing_follows_it():
+def test_every_phase_leads_to_settled_and_nothing_follows_it():
     leading, before = set(), {Phase.SETTLED}
     while before:
         leading |= before
@@ -67,7 +67,7 @@ def test_every_phase_leads_to_an_outcome_and_nothing_follows_it():
 
 
 @staged()
-async def test_a_transaction_sends_one_half_message(stage):
+async def test_a_transaction_cannot_send_a_second_half_message(stage):
     transaction = stage.producer.new(message())
     await transaction.begin(message())
 
@@ -81,7 +81,7 @@ async def test_a_transaction_sends_one_half_message(stage):
 
 
 @staged()
-async def test_a_half_message_that_is_stored_after_the_decision_is_refused(stage):
+async def test_a_half_message_stored_after_the_decision_is_refused(stage):
     transaction = stage.producer.new()
     transaction.work_begins()
     sending = asyncio.create_task(transaction.begin(message()))

@@ -1,8 +1,8 @@
-"""Money in bad weather: whatever breaks, what was booked is seen once, and nothing else ever.
+"""Transfers during faults: each booked transfer is delivered once, and nothing else is.
 
 Two services of one group share a database, which survives all crashes; a real broker flushes before
-it answers. The network is cut and parted, the broker loses power, and the services die in the
-middle of everything.
+it answers. The network is cut and partitioned, the broker loses power, and the services die at
+any moment.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ LANES = 4
 
 
 class Bank:
-    """A listener on a database with a row for each transaction; the first who writes it wins."""
+    """A listener on a database with a row for each transaction; the first writer wins."""
 
     def __init__(self, world, rows):
         self.draw, self.rows = world.entropy, rows
@@ -65,7 +65,7 @@ class Bank:
 
 
 class Service:
-    """A process that transfers money, over and over, and is started anew where it dies."""
+    """A process that transfers money again and again, and is restarted when it dies."""
 
     def __init__(self, world, name, names, rows, settings):
         self.world, self.name, self.names, self.rows = world, name, names, rows
@@ -82,7 +82,7 @@ class Service:
         async with TransactionProducer(GROUP, self.names, bank, self.settings, **ports) as producer:
             self.tallies.append(producer.tally)
             await asyncio.gather(*[self._lane(producer) for _ in range(LANES)])
-            await asyncio.Event().wait()  # It answers checks as long as it lives.
+            await asyncio.Event().wait()  # It answers checks until it is killed.
 
     async def _lane(self, producer):
         while not self.is_enough:
@@ -149,7 +149,7 @@ async def seen(admin):
         offset, end = 0, await admin.max_offset(queue)
         while offset < end:
             pulled = await admin.pull(queue, offset)
-            found.update(each.id for each in pulled.messages)
+            found.update(record.id for record in pulled.messages)
             offset = pulled.next_offset
     return found
 
@@ -170,20 +170,22 @@ async def settled(admin):
     ("seed", "repeats_end"),
     some_of(itertools.product(range(3), [False, True]), [(0, False), (1, True)]),
 )
-def test_what_was_booked_is_seen_once_and_nothing_else_ever(seed, repeats_end):
+def test_booked_transfers_are_delivered_once_and_nothing_else_in_a_storm(seed, repeats_end):
     totals = Counter()
 
     async def scenario(world):
         house, rows = House(world), {}
         house.start()
         settings = Settings(repeats_end=repeats_end, check_timeout=2.0, check_workers=2)
-        services = [Service(world, each, house.names, rows, settings) for each in ("one", "two")]
-        for each in services:
-            each.start()
+        services = [
+            Service(world, service, house.names, rows, settings) for service in ("one", "two")
+        ]
+        for service in services:
+            service.start()
         await asyncio.sleep(1)
         await storm(world, house, services)
-        for each in services:
-            each.is_enough = True
+        for service in services:
+            service.is_enough = True
         desk = world.machine("desk")
         async with Client(house.names, None, desk.network, desk.clock, desk.entropy) as client:
             await asyncio.sleep(30)
@@ -193,14 +195,14 @@ def test_what_was_booked_is_seen_once_and_nothing_else_ever(seed, repeats_end):
         booked = {xid for xid, is_booked in rows.items() if is_booked}
         assert set(found) == booked
         assert set(found.values()) <= {1}
-        for outcome in [one for each in services for one in each.outcomes]:
+        for outcome in [entry for service in services for entry in service.outcomes]:
             if outcome.state is TransactionState.COMMITTED:
                 assert outcome.xid in booked
             elif outcome.state is TransactionState.ROLLED_BACK:
                 assert outcome.xid not in booked
             totals[outcome.state] += 1
             totals["not acknowledged"] += not outcome.is_acknowledged
-        for tally in [one for each in services for one in each.tallies]:
+        for tally in [entry for service in services for entry in service.tallies]:
             assert tally.conflicts == 0
             totals["checks"] += tally.checks
 

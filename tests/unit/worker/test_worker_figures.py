@@ -29,7 +29,7 @@ def encoded(figures, **more):
     return msgspec.json.encode(ProcessReport(figures.series, figures.schedules, **more))
 
 
-def test_each_message_is_counted_once_by_what_became_of_it():
+def test_each_message_is_counted_once_by_its_outcome():
     figures = report(
         (None, False),
         (Later(first=1), False),
@@ -46,7 +46,7 @@ def test_each_message_is_counted_once_by_what_became_of_it():
     assert round(series.seconds, 6) == 0.08
 
 
-def test_what_ended_processes_have_counted_stays_and_what_they_held_goes():
+def test_counts_of_ended_processes_are_kept_and_their_held_messages_dropped():
     figures = WorkerFigures()
     gone = report((None, False))
     gone.before("g", [received("T", b"")])
@@ -64,7 +64,7 @@ def test_what_ended_processes_have_counted_stays_and_what_they_held_goes():
     assert total.schedules["nightly"].sent == 1
 
 
-def test_names_cannot_forge_a_metric():
+def test_group_and_topic_names_cannot_forge_a_metric():
     figures = HandlerFigures(Clock())
     figures.of('g"} 1\nforged 1', "T\\")
     text = exposition(ProcessReport(figures.series), WorkerState(2, 1, 0))

@@ -1,4 +1,4 @@
-"""What targets name, what is refused, and in which order the parts are opened."""
+"""Which parts targets name, which are refused, and in which order parts are opened."""
 
 import asyncio
 import os
@@ -67,7 +67,7 @@ def objects(target, names=None):
     return [part.object for part in load(target, names)]
 
 
-def test_a_module_alone_means_all_its_parts(module):
+def test_a_target_without_a_name_means_all_parts_of_its_module(module):
     module.client, module.consumer = Client(NAMES), PushConsumer("g", NAMES)
     module.alias = module.client
     module.pulled, module.Client = PullConsumer("p", NAMES), Client
@@ -75,7 +75,7 @@ def test_a_module_alone_means_all_its_parts(module):
     assert objects("an_app") == [module.client, module.consumer]
 
 
-def test_objects_lists_and_functions_give_their_parts(module):
+def test_targets_can_be_objects_lists_or_functions(module):
     module.app, module.made = App(NAMES), []
     module.several = (module.app.client, [PushConsumer("g", NAMES)])
     module.holder = SimpleNamespace(app=module.app)
@@ -129,7 +129,7 @@ def test_a_context_manager_is_entered_and_left(module):
         ("nowhere_at_all:x", "module 'nowhere_at_all' does not exist; start the worker in"),
     ],
 )
-def test_a_wrong_target_is_an_error_that_says_what_to_do(module, target, reason):
+def test_a_wrong_target_is_refused_with_advice(module, target, reason):
     module.client, module.app, module.number, module.nothing = Client(NAMES), App(NAMES), 3, None
     module.build, module.wants = (lambda names: None), (lambda database: None)
     module.endless = lambda: module.endless
@@ -138,7 +138,7 @@ def test_a_wrong_target_is_an_error_that_says_what_to_do(module, target, reason)
         load(target)
 
 
-def test_what_is_shared_comes_first_and_handlers_last(module):
+def test_shared_clients_are_opened_first_and_handlers_last(module):
     client = handled(Client(NAMES))
     consumer, producer = PushConsumer("c", client), Producer("p", client)
     consumer.on("U")(lambda message: None)
@@ -152,7 +152,7 @@ def test_what_is_shared_comes_first_and_handlers_last(module):
     assert parts.description == "T as g, checks of m, U as c"
 
 
-def test_blocking_twins_are_parts(module):
+def test_blocking_clients_and_managers_can_be_targets(module):
     module.client = blocking.Client(NAMES)
     module.client.on("T", group="g")(lambda message: None)
     parts = OpenParts(load("an_app:client"), 1.0)
@@ -166,7 +166,7 @@ def test_blocking_twins_are_parts(module):
         OpenParts(load("an_app:shares"), 1.0).check()
 
 
-def test_nothing_to_do_and_open_parts_are_refused(module):
+def test_a_target_with_nothing_to_run_or_already_open_is_refused(module):
     module.client = Client(NAMES)
     with pytest.raises(ConfigError, match="an_app:client: nothing to run; give a client handlers"):
         OpenParts(load("an_app:client"), 1.0).check()
@@ -179,7 +179,7 @@ def test_nothing_to_do_and_open_parts_are_refused(module):
         parts.check()
 
 
-def test_processes_with_one_instance_have_ids_of_their_own():
+def test_processes_with_one_instance_name_have_separate_client_ids():
     settings = ClientSettings(instance="billing", host="here")
     assert Client(NAMES, settings).id == "here@billing"
 

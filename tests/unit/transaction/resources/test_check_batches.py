@@ -1,4 +1,4 @@
-"""Checks that wait at the same time share a database transaction; one alone has its own."""
+"""Checks that wait at the same time share a database transaction; a single one has its own."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ def claim(number):
 
 
 class Fence:
-    """Settles what comes, once it may, and remembers what came together."""
+    """Settles checks once the gate opens, and remembers their batches."""
 
     def __init__(self):
         self.batches = []
@@ -23,13 +23,13 @@ class Fence:
         self.problems = {}
 
     async def settle(self, theirs):
-        self.batches.append([each.xid for each in theirs])
+        self.batches.append([check.xid for check in theirs])
         await self.gate.wait()
-        return [self.problems.get(each.xid, FenceRow(ROLLED_BACK, each.xid)) for each in theirs]
+        return [self.problems.get(check.xid, FenceRow(ROLLED_BACK, check.xid)) for check in theirs]
 
     @property
     def sizes(self):
-        return [len(each) for each in self.batches]
+        return [len(batch) for batch in self.batches]
 
 
 def in_a_loop(scenario):
@@ -49,7 +49,7 @@ async def turns(count=5):
 
 
 @in_a_loop
-async def test_one_alone_waits_for_nobody(fence, batches):
+async def test_a_single_check_is_settled_at_once(fence, batches):
     fence.gate.set()
 
     assert await batches.settle(claim(1)) == FenceRow(ROLLED_BACK, "x-1")
@@ -59,27 +59,27 @@ async def test_one_alone_waits_for_nobody(fence, batches):
 
 
 @in_a_loop
-async def test_each_is_told_its_own(fence, batches):
+async def test_each_check_gets_its_own_result(fence, batches):
     fence.gate.set()
     fence.problems["x-3"] = OSError("only this one")
 
     found = await asyncio.gather(
-        *(batches.settle(claim(each)) for each in range(10)), return_exceptions=True
+        *(batches.settle(claim(number)) for number in range(10)), return_exceptions=True
     )
 
-    expected = [FenceRow(ROLLED_BACK, f"x-{each}") for each in range(10)]
+    expected = [FenceRow(ROLLED_BACK, f"x-{number}") for number in range(10)]
     expected[3] = fence.problems["x-3"]
     assert found == expected
     assert fence.sizes == [10]
 
 
 @in_a_loop
-async def test_those_that_come_while_all_sessions_are_busy_share_the_next_one(fence, batches):
+async def test_checks_that_arrive_while_all_sessions_are_busy_share_the_next_one(fence, batches):
     asked = []
     for number in range(RESOURCE_THREADS):
         asked.append(asyncio.ensure_future(batches.settle(claim(number))))
         await turns()
-    asked += [asyncio.ensure_future(batches.settle(claim(each))) for each in range(100, 140)]
+    asked += [asyncio.ensure_future(batches.settle(claim(later))) for later in range(100, 140)]
     await turns()
     assert fence.sizes == [1] * RESOURCE_THREADS
     fence.gate.set()
@@ -89,9 +89,9 @@ async def test_those_that_come_while_all_sessions_are_busy_share_the_next_one(fe
 
 
 @in_a_loop
-async def test_so_many_share_one_and_no_more(fence, batches):
+async def test_a_batch_of_checks_is_limited_in_size(fence, batches):
     count = FENCE_CHECKS_TOGETHER * 2 + 1
-    asked = [asyncio.ensure_future(batches.settle(claim(each))) for each in range(count)]
+    asked = [asyncio.ensure_future(batches.settle(claim(number))) for number in range(count)]
     await turns()
     fence.gate.set()
     await asyncio.gather(*asked)
@@ -100,8 +100,8 @@ async def test_so_many_share_one_and_no_more(fence, batches):
 
 
 @in_a_loop
-async def test_who_no_longer_waits_takes_nothing_from_the_others(fence, batches):
-    asked = [asyncio.ensure_future(batches.settle(claim(each))) for each in range(3)]
+async def test_a_cancelled_check_does_not_affect_the_others(fence, batches):
+    asked = [asyncio.ensure_future(batches.settle(claim(number))) for number in range(3)]
     await turns()
     asked[1].cancel()
     await turns()
@@ -110,11 +110,11 @@ async def test_who_no_longer_waits_takes_nothing_from_the_others(fence, batches)
 
     assert (found[0], found[2]) == (FenceRow(ROLLED_BACK, "x-0"), FenceRow(ROLLED_BACK, "x-2"))
     assert isinstance(found[1], asyncio.CancelledError)
-    # It was settled all the same: whoever asks next is told.
+    # It was settled anyway: the next check gets the result.
     assert fence.batches == [["x-0", "x-1", "x-2"]]
 
 
-def test_a_loop_that_ended_in_the_middle_takes_nothing_with_it():
+def test_checks_work_in_a_new_event_loop_after_one_that_ended_early():
     fences = []
 
     async def settle(theirs):
@@ -137,8 +137,8 @@ def test_a_loop_that_ended_in_the_middle_takes_nothing_with_it():
 
 
 @in_a_loop
-async def test_what_nobody_thought_of_is_told_and_ends_nobody(fence, batches):
-    """A function that connects may raise anything; a cancellation would end whoever asks."""
+async def test_an_unexpected_error_reaches_only_the_checks_of_its_batch(fence, batches):
+    """A function that connects may raise anything; a cancellation would end the caller."""
     count = FENCE_CHECKS_TOGETHER * RESOURCE_THREADS + 3
     fence.gate.set()
     plain = fence.settle
@@ -159,8 +159,8 @@ async def test_what_nobody_thought_of_is_told_and_ends_nobody(fence, batches):
 
 
 @in_a_loop
-async def test_all_who_wait_hear_of_what_nobody_thought_of(fence, batches):
-    """Also those whose turn has not come."""
+async def test_unexpected_errors_reach_all_checks_that_wait(fence, batches):
+    """This includes those whose turn has not come."""
 
     async def settle(theirs):
         await turns()

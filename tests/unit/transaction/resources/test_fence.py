@@ -20,10 +20,12 @@ def words(statement):
     return " ".join(statement.split())
 
 
-def test_the_page_shows_the_statements_that_are_run():
+def test_the_documentation_shows_the_statements_that_are_run():
     shown = re.search(r"```sql\n(.*?)```", PAGE.read_text(), re.DOTALL)[1]
 
-    assert words(shown) == words("".join(f"{each};\n" for each in Fence().ddl("postgresql")))
+    assert words(shown) == words(
+        "".join(f"{statement};\n" for statement in Fence().ddl("postgresql"))
+    )
 
 
 @pytest.mark.parametrize("kind", SPOKEN)
@@ -35,7 +37,7 @@ def test_a_claim_is_one_statement_that_reads_the_mark(kind):
     assert ("ON CONFLICT DO NOTHING" in said) == (kind != "mysql")
 
 
-def test_mysql_reads_a_row_as_it_is_now():
+def test_mysql_reads_an_outcome_with_a_shared_lock():
     fence = Fence()
 
     assert "LOCK IN SHARE MODE" in str(fence.outcome_now.compile(dialect=mysql.dialect()))
@@ -46,7 +48,7 @@ def test_mysql_compares_ids_byte_for_byte():
     assert Fence().ddl("mariadb") == Fence().ddl("mysql")
 
 
-def test_the_tables_can_stand_in_the_metadata_of_an_application():
+def test_the_tables_can_be_part_of_an_applications_metadata():
     metadata = MetaData()
     Fence("fence", "tx", metadata)
 
@@ -54,20 +56,20 @@ def test_the_tables_can_stand_in_the_metadata_of_an_application():
 
 
 @pytest.mark.parametrize("name", ["", "fence; DROP TABLE x", "1st", "f" * 51, "fence-1"])
-def test_names_that_would_need_quotes_are_refused(name):
+def test_table_names_that_need_quotes_are_refused(name):
     with pytest.raises(ConfigError):
         Fence(name)
     with pytest.raises(ConfigError):
         Fence(schema=name or " ")
 
 
-def test_a_dialect_without_a_fence():
+def test_an_unsupported_dialect_is_refused():
     with pytest.raises(ConfigError, match="oracle"):
         Fence().ddl("oracle")
     assert kind_of("mariadb") == "mysql"
 
 
-def test_how_long_checks_can_come():
+def test_the_check_horizon_follows_from_the_settings_of_checks():
     assert check_horizon() == 16 * 60 + 60 + 60 + 60
     seen = check_horizon(timeout=6, check_interval=10, check_max=3, longest_local=5, clocks_apart=1)
     assert seen == 52
@@ -101,7 +103,7 @@ def test_mysql_has_no_lock_timeout_shorter_than_a_second():
         ("sqlite", (0, "memory"), False),
     ],
 )
-def test_which_commits_are_kept(kind, said, is_kept):
+def test_commits_that_a_crash_could_lose_are_doubted(kind, said, is_kept):
     assert (doubts(kind, said) is None) is is_kept
 
 

@@ -24,6 +24,7 @@ from txmq.errors import (
     UsageError,
 )
 from txmq.transaction.resources import SQLResource
+from txmq.transaction.resources.schema import create_fence
 from txmq.transaction.state import LocalTransactionState
 
 
@@ -260,8 +261,6 @@ async def test_cleaning_within_the_horizon_is_refused(sqlite_bank):
 
 
 def test_a_fence_can_have_another_name_and_schema(bare_bank):
-    from txmq.transaction.resources.schema import create_fence
-
     bare_bank.order("CREATE SCHEMA IF NOT EXISTS tx")
     engine = create_engine(bare_bank.url)
     assert create_fence(engine, "fence", "tx")
@@ -344,3 +343,12 @@ async def test_ids_that_some_databases_cannot_store_are_refused(sqlite_bank, xid
         with pytest.raises((UsageError, LimitExceeded)):
             stage.begin(xid)
         assert await stage.check(xid) is LocalTransactionState.UNKNOWN
+
+
+@run_by(in_loop)
+async def test_a_fence_can_be_created_while_an_event_loop_runs(tmp_path):
+    engine = create_engine(f"sqlite:///{tmp_path / 'bank.db'}")
+
+    assert create_fence(engine)
+    assert not create_fence(engine)
+    engine.dispose()

@@ -20,7 +20,7 @@ from tests.integration.outbox.outbox_stage import DATABASES
 from tests.integration.outbox.relay_stage import Book, RelayProgram, bodies, wait_until
 from tests.running import in_loop, run_by
 from tests.servers.serving import BrokerProcess
-from txmq import Client, Message, Relay, RelaySettings, errors
+from txmq import Client, Message, Producer, ProducerSettings, Relay, RelaySettings, errors
 from txmq.databases.dialects import NOW_MS
 from txmq.limits import SLOTS
 from txmq.outbox.table import Outbox
@@ -418,6 +418,17 @@ def test_a_relay_works_with_an_async_engine_and_a_shared_client(book, broker):
 
     asyncio.run(run())
     assert all_of(broker, book) == numbered("a", 10)
+
+
+@only_postgresql
+@run_by(in_loop)
+async def test_a_relay_leaves_a_shared_producer_open(book, broker):
+    settings = ProducerSettings(timeout=SOON.lease / 3)
+    async with Producer(SOON.group, broker.names, settings) as producer:
+        async with Relay(book.engine, producer, SOON, outbox=book.outbox):
+            add(book, *numbered("a", 3), lane="x")
+            await until(lambda: book.count() == 0)
+        assert producer.is_open
 
 
 @only_postgresql

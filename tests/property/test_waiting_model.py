@@ -421,3 +421,19 @@ def _name(body):
 
 TestWaits = Waits.TestCase
 TestWaits.settings = settings(stateful_step_count=60)
+
+
+def test_a_retry_that_is_staged_to_leave_is_counted_until_that_is_written():
+    waits = Waits()
+    waits.choose(waits_for_disk=False)
+    waits.put_at_level(level=1, size=0)
+    waits.stop_and_start_with_other_levels(levels="1s 5s 2m")
+    waits.the_clock_is_set(jump_ms=1500)
+    waits._leave(1)
+
+    waits.count_all_retries()
+
+    waits.whoever_waits_counts_as_a_retry()
+    waits.write()
+    waits.whoever_waits_counts_as_a_retry()
+    waits.teardown()

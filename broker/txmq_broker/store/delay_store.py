@@ -345,6 +345,8 @@ class DelayStore(DelayLines):
 
         A queue entry does not show whether its message is a retry, so each message is read.
         """
+        # What is staged to leave is counted: it is removed when it is written, or stays.
+        leaving = {where_of(due.line, due.offset) for due in (*self._left, *self._recalled)}
         for number, places in self._uncounted.items():
             # Retries wait for a delay level; they are on the wheel only if the clock was set back.
             if not places or self._is_wheel(number):
@@ -353,7 +355,10 @@ class DelayStore(DelayLines):
             start = min(line.queue.next_kept(places.start), places.stop)
             entries = line.queue.read(start, min(most, places.stop - start))
             for offset, entry in enumerate(entries, start):
-                if self._still_waits(line, offset, entry) and (retry := self._retry_at(entry)):
+                is_leaving = where_of(number, offset) in leaving
+                if (is_leaving or self._still_waits(line, offset, entry)) and (
+                    retry := self._retry_at(entry)
+                ):
                     self._waiting_retries.add(retry)
             end = places.stop if not entries else start + len(entries)
             self._uncounted[number] = range(end, places.stop)

@@ -264,7 +264,7 @@ class SendHandlers:
             batch = self._batches.stage(request, header, topic, postmark)
             ids = self._offset_ids(batch.positions)
             reply = templates.sent(request, ids, header.queue_id, batch.offset, batch.unique)
-            self._follow(connection, request, reply)
+            self._answer(connection, request, reply)
             return
         sent = examine(header.properties or "", self._cluster, topic.key_seed, self._new_key)
         data, unique, _, _, special = sent
@@ -274,7 +274,7 @@ class SendHandlers:
                 number, offset, position = header.queue_id, earlier.offset, earlier.position
                 host = self._store_host_hex
                 reply = templates.sent_one(request, host, position, number, offset, unique)
-                self._follow(connection, request, reply)
+                self._answer(connection, request, reply)
                 return
         elif special is not None:
             wall_ms = self._clock.wall_ms()
@@ -288,12 +288,12 @@ class SendHandlers:
                 )
                 offset_id = b"%b%016X" % (self._store_host_hex, position)
                 reply = templates.sent_delayed(request, offset_id, number, offset, unique, handle)
-                self._follow(connection, request, reply)
+                self._answer(connection, request, reply)
                 return
         taken = self.send_run(connection, [request], topic)
         assert taken, "a request was not refused and cannot be stored"
 
-    def _follow(self, connection: Connection, request: Command, reply: bytes) -> None:
+    def _answer(self, connection: Connection, request: Command, reply: bytes) -> None:
         if not request.flag & ONEWAY:
             self._flusher.answer(connection, [request], [reply])
 

@@ -118,9 +118,12 @@ def send_until_acknowledged(producer, verb, topic, line):
 def produce(options):
     producer = started(Producer(options.group, orderly=options.verb == "send-orderly"), options)
     emit("ready")
+    # The library drops one-way messages while it opens a connection, and tells nobody.
+    verb = "send" if options.verb == "send-oneway" else options.verb
     try:
         for line in sys.stdin:
-            send_until_acknowledged(producer, options.verb, options.topic, json.loads(line))
+            send_until_acknowledged(producer, verb, options.topic, json.loads(line))
+            verb = options.verb
             time.sleep(options.pace_ms / 1000)
     except Leave:
         pass

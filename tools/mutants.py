@@ -19,7 +19,7 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -203,26 +203,29 @@ def killer(mutant: Mutant) -> str:
     """The test that fails because of the mutant; "" if all tests of its area pass.
 
     Tests that carry the module's name run first, as they are the likeliest to notice, then folder
-    by folder. A test counts only if it passes again without the mutant.
-
-    Raises:
-        SystemExit: The test fails without the mutant, too.
+    by folder. A test counts only if it passes again without the mutant; else it is left out, and
+    the others run again.
     """
     folders = [mutant.root / "tests" / folder for folder in AREAS[mutant.area][1].split()]
     folders = [folder for folder in folders if folder.exists()]
     named = [path for folder in folders for path in folder.rglob(f"test_*{mutant.path.stem}*.py")]
+    waiting = list(filter(None, (named, *([folder] for folder in folders))))
+    left_out: list[str] = []
     source = mutant.path.read_bytes()
-    for tests in filter(None, (named, *([folder] for folder in folders))):
+    while waiting:
         try:
             mutated = source[: mutant.start] + mutant.after.encode() + source[mutant.end :]
             mutant.path.write_bytes(mutated)
-            failed = first_failure(mutant.root, tests)
+            failed = first_failure(mutant.root, [*waiting[0], *left_out])
         finally:
             mutant.path.write_bytes(source)
-        if failed:
-            if failed != HUNG and first_failure(mutant.root, [failed]):
-                raise SystemExit(f"{failed} fails without any mutant, too, in {mutant.root}")
+        if not failed:
+            waiting.pop(0)
+        elif failed == HUNG or not first_failure(mutant.root, [failed]):
             return failed
+        else:
+            print(f"left out, as it fails without any mutant, too: {failed}", flush=True)
+            left_out.append(f"--deselect={failed}")
     return ""
 
 
@@ -240,15 +243,17 @@ def refuse_uncommitted(mutants: list[Mutant]) -> None:
             raise SystemExit(f"commit these first:\n{done.stdout}")
 
 
-def report(mutants: list[Mutant]) -> int:
-    """Try mutants of one tree, print the fate of each, and return how many survived."""
-    survivors = 0
-    for mutant in mutants:
-        test = killer(mutant)
-        survivors += not test
-        print(f"killed    {mutant}  by {test}" if test else f"survived  {mutant}", flush=True)
-    print(f"{len(mutants) - survivors} of {len(mutants)} were killed")
-    return survivors
+def report(trees: Sequence[tuple[Mutant, ...]]) -> int:
+    """Try each mutant in every tree, print its fates, and return how many survive in the first."""
+    survived = 0
+    for pair in trees:
+        tests = [killer(mutant) for mutant in pair]
+        survived += not tests[0]
+        for mutant, test in zip(pair, tests, strict=True):
+            fate = f"killed    {mutant}  by {test}" if test else f"survived  {mutant}"
+            print(fate if mutant is pair[0] else f"  there:  {fate}", flush=True)
+    print(f"{len(trees) - survived} of {len(trees)} were killed")
+    return survived
 
 
 def main() -> int:
@@ -261,20 +266,19 @@ def main() -> int:
     )
     parser.add_argument("--list", action="store_true", help="show the mutants, and run nothing")
     options = parser.parse_args()
+    trees: Sequence[tuple[Mutant, ...]]
     if options.also is None:
-        trees = [list(choose(options.area, options.count, options.seed))]
+        trees = [(mutant,) for mutant in choose(options.area, options.count, options.seed)]
     else:
         # More than wanted are drawn, since the other tree lacks some.
         drawn = list(choose(options.area, DRAWN * options.count, options.seed))
-        pairs = list(counterparts(drawn, options.also.resolve()).items())[: options.count]
-        trees = [list(tree) for tree in zip(*pairs, strict=True)]
+        trees = list(counterparts(drawn, options.also.resolve()).items())[: options.count]
     if options.list:
-        for mutants in trees:
-            print(*mutants, sep="\n")
+        for pair in trees:
+            print(*pair, sep="\n")
         return 0
-    refuse_uncommitted([mutant for mutants in trees for mutant in mutants])
-    survivors = [report(mutants) for mutants in trees]
-    return 1 if survivors[0] else 0
+    refuse_uncommitted([mutant for pair in trees for mutant in pair])
+    return 1 if report(trees) else 0
 
 
 if __name__ == "__main__":

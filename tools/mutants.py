@@ -35,7 +35,10 @@ AREAS = {
         + "".join(f" integration/{part}" for part in ("manager", "transaction", "resources", "xa")),
     ),
     "idempotent": ("txmq/idempotent", "unit/idempotent integration/idempotent"),
-    "outbox": ("txmq/outbox", "unit/outbox integration/outbox"),
+    "outbox": (
+        "txmq/outbox",
+        "unit/outbox integration/outbox integration/cli/test_cli_outbox.py",
+    ),
     "reconcile": ("txmq/reconcile", "reconcile"),
 }
 """The folder of each area, and those of its tests."""

@@ -71,6 +71,53 @@ def test_a_row_deleted_during_a_read_is_not_new():
     assert {row.id for row in first + second} == {1, 2}
 
 
+@pytest.mark.parametrize("read", ["forward", "sweep", "lanes", "look back"])
+def test_a_row_that_another_relay_sent_during_a_read_is_not_sent_again(read):
+    """The slot is lost during the read, and comes back after the other relay has sent the row."""
+    model = Relaying()
+    late = model.begin("a", ["T"]) if read == "sweep" else []
+    if read != "forward":
+        model.transact("b", ["T"])
+        model.look(reason=False, deletes=False)
+        assert [row.lane for row in model.take()] == ["b"]
+    model.end(late, True)
+    if read != "sweep":
+        model.transact("a", ["T"])
+    reads = iter([*["forward"] * (read != "forward"), read])
+
+    def lose_the_slot():
+        if next(reads, None) == read:
+            model.take_slots({1, 2})
+            for row in model.base.rows:
+                row.is_deleted = row.is_deleted or row.lane == "a"
+            model.take_slots({0, 1, 2})
+
+    model.tick(0.1)
+    model.base.meanwhile = lose_the_slot
+    drive(model.reader.look(has_reason=True))
+
+    assert all(row.is_deleted for row in model.base.rows if row.lane == "a")
+    assert model.take() == []
+
+
+def test_rows_in_memory_and_those_of_the_next_read_stay_below_the_limit_of_bytes(monkeypatch):
+    model = Relaying()
+    model.transact(None, ["T", "U"])
+    model.look(reason=False, deletes=False)
+    sizes = []
+    forward = model.base.forward
+
+    def sized_forward(slots, low, count, size):
+        sizes.append(size)
+        return forward(slots, low, count, size)
+
+    monkeypatch.setattr(model.base, "forward", sized_forward)
+    model.look(reason=False, deletes=False)
+
+    assert sizes == [RelaySettings().size_max - model.lanes.bytes]
+    assert model.lanes.bytes == 2
+
+
 @pytest.mark.parametrize("is_late", [False, True])
 def test_rows_behind_many_rows_of_a_failing_topic_are_found(is_late):
     model = Relaying()

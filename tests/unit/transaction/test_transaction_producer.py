@@ -465,6 +465,23 @@ async def test_an_end_for_a_broker_that_stays_away_is_left_to_the_check(stage):
     assert outcome.problem.effect is Effect.NONE
 
 
+@staged(end_timeout=0.5)
+async def test_an_end_waits_no_longer_than_end_timeout_for_a_connection(stage):
+    async def partition():
+        stage.broker.connection.abort()
+        await asyncio.sleep(0.1)  # The loss takes a moment to be noticed.
+        stage.world.network.isolate("server")
+        return COMMIT
+
+    stage.bank.says = partition
+    began = stage.world.now()
+    outcome = await stage.producer.send_in_transaction(message())
+
+    assert stage.world.now() - began == pytest.approx(0.6, abs=0.1)
+    assert (outcome.state, outcome.is_acknowledged) == (COMMITTED, False)
+    assert outcome.problem.effect is Effect.NONE
+
+
 @pytest.mark.parametrize(("says", "code"), [(COMMIT, 201), (ROLLBACK, 200)])
 def test_a_conflict_raises_transaction_conflict_and_is_counted(says, code):
     @staged(bank={"says": says})

@@ -7,6 +7,26 @@ import pytest
 HERE = Path(__file__).parent
 
 
+@pytest.fixture(scope="session")
+def wednesday(spark, tmp_path_factory):
+    """A stage on which Wednesday is over and reconciled, and its run. Tests change copies of it."""
+    from tests.reconcile.whole_stage import WEDNESDAY, Stage
+
+    stage = Stage.set_up(tmp_path_factory.mktemp("whole") / "wednesday")
+    stage.first_day()
+    return stage, stage.run(spark, WEDNESDAY)
+
+
+@pytest.fixture(scope="session")
+def thursday(spark, wednesday, tmp_path_factory):
+    """Another on which Thursday is too."""
+    from tests.reconcile.whole_stage import THURSDAY
+
+    stage = wednesday[0].copy(tmp_path_factory.mktemp("whole") / "thursday")
+    stage.second_day()
+    return stage, stage.run(spark, THURSDAY)
+
+
 def pytest_collection_modifyitems(items):
     """The first test waits until Spark has started."""
     for item in items:

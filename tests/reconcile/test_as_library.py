@@ -7,7 +7,7 @@ import pytest
 
 from tests.docs.checks import CHECKS, see_output
 from tests.docs.pages import ROOT, read
-from tests.reconcile.whole_stage import THURSDAY, WEDNESDAY, Stage
+from tests.reconcile.whole_stage import THURSDAY, WEDNESDAY
 from txmq.errors import ConfigError, ReconcileRefused
 from txmq.reconcile import reconcile
 
@@ -17,22 +17,10 @@ JOURNAL = ("id", "transfer", "account", "amount", "currency", "kind", "booked_ms
 ACCOUNT = ("number", "currency", "balance")
 
 
-@pytest.fixture(scope="module")
-def stage(spark, tmp_path_factory):
-    """Wednesday is over, and reconciled from the places in the rules."""
-    stage = Stage.set_up(tmp_path_factory.mktemp("library") / "rules")
-    stage.first_day()
-    stage.run(spark, WEDNESDAY)
-    return stage
-
-
 @pytest.fixture
-def fresh(stage, tmp_path):
-    """The same banks and the same log, without a result."""
-    copied = stage.copy(tmp_path / "fresh")
-    for folder in ("runs", "results", "extracts"):
-        (copied.directory / folder).rename(tmp_path / folder)
-    return copied
+def fresh(wednesday, tmp_path):
+    """The banks and the log of Wednesday, without a result."""
+    return wednesday[0].copy_without_results(tmp_path / "fresh")
 
 
 def frames_of(spark, stage, bank):
@@ -44,11 +32,11 @@ def frames_of(spark, stage, bank):
     return {"entries": read("journal", JOURNAL), "accounts": read("accounts", ACCOUNT)}
 
 
-def test_a_day_has_its_verdict_before_its_result_is_written(spark, stage, fresh):
+def test_a_day_has_its_verdict_before_its_result_is_written(spark, wednesday, fresh):
     day = reconcile(spark, rules=fresh.home / "recon.toml", date="2024-03-06")
 
     assert fresh.results().current(WEDNESDAY) is None
-    wanted = stage.results().current(WEDNESDAY)
+    _, wanted = wednesday
     assert (day.verdict, day.date) == (wanted.result.verdict, WEDNESDAY)
     assert day.result.totals == wanted.result.totals
     assert [row.key for row in day.items.collect()] == ["icbc/night"]
@@ -66,8 +54,9 @@ def test_a_day_has_its_verdict_before_its_result_is_written(spark, stage, fresh)
     assert spark.range(3).count() == 3, "a session that was given goes on"
 
 
-def test_dataframes_of_the_user_replace_the_banks_and_the_log(spark, stage, fresh):
-    log = stage.extract_of(stage.results().current(WEDNESDAY)) / "log/source=log"
+def test_dataframes_of_the_user_replace_the_banks_and_the_log(spark, wednesday, fresh):
+    stage, done = wednesday
+    log = stage.extract_of(done) / "log/source=log"
     text = (fresh.home / "recon.toml").read_text()
     for bank in ("icbc", "ccb"):
         text = text.replace(f'database = "sqlite:///{bank}.db"\n', "")
@@ -83,10 +72,9 @@ def test_dataframes_of_the_user_replace_the_banks_and_the_log(spark, stage, fres
         },
     )
 
-    wanted = stage.results().current(WEDNESDAY).result
-    assert day.result.totals == wanted.totals
-    assert day.result.controls == wanted.controls
-    assert day.write().result.contents == wanted.contents
+    assert day.result.totals == done.result.totals
+    assert day.result.controls == done.result.controls
+    assert day.write().result.contents == done.result.contents
 
 
 def test_a_ledger_without_a_source_is_named_before_anything_is_read(spark, fresh):
@@ -111,8 +99,8 @@ def test_a_ledger_without_a_source_is_named_before_anything_is_read(spark, fresh
     assert "messages: column" in told(text, messages=short)
 
 
-def test_a_day_is_not_written_if_the_day_before_has_a_new_result(spark, stage, tmp_path):
-    later = stage.copy(tmp_path / "later")
+def test_a_day_is_not_written_if_the_day_before_has_a_new_result(spark, wednesday, tmp_path):
+    later = wednesday[0].copy(tmp_path / "later")
     later.second_day()
     day = reconcile(spark, rules=later.rules, date=THURSDAY)
     later.sql("icbc", "UPDATE journal SET booked_ms = booked_ms + 1 WHERE transfer = 'T1'")

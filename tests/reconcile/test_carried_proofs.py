@@ -209,27 +209,38 @@ def nights(rows_of_each):
         ]
 
 
-def test_a_removed_row_of_an_earlier_date_fails_each_night_until_it_is_back():
+def test_a_lost_row_fails_each_night_until_it_is_back():
+    """CCB loses a row of an earlier date, and ICBC a row on the date of its booking."""
     books = Books()
-    books.book("ccb", None, "other", capital=-10, bob=10)
-    books.book("ccb", None, "other", 1, capital=-10, bob=10)
-    changed = [entry for entry in books.rows if entry.id != 2]
-    second = "2026-11-21"
-
-    assert list(nights([books.rows[:2], changed, changed])) == [
-        [],
-        *[[("roll-forward", -10, second), ("roll-forward-rows", -1, second)]] * 2,
-    ]
-    assert list(nights([books.rows[:2], changed, books.rows]))[2] == []
-
-
-def test_a_missing_row_number_fails_each_night_until_its_entry_arrives():
-    books = Books()
+    for day in (0, 1):
+        books.book("ccb", None, "other", day, capital=-10, bob=10)
     for _ in range(3):
-        books.book("ccb", None, "other", capital=-10, bob=10)
-    some = [entry for entry in books.rows if entry.id not in {3, 4}]
-    at = WINDOWS[2].start_ms
-    late = [entry._replace(recorded_ms=at) for entry in books.rows if entry.id in {3, 4}]
+        books.book("icbc", None, "other", capital=-10, ann=10)
 
-    missing = [("gapless", -2, "2026-11-20")]
-    assert list(nights([some, some, [*some, *late]])) == [missing, missing, []]
+    def found(night, *lost):
+        return [
+            entry
+            for entry in books.rows
+            if entry.recorded_ms < WINDOWS[night].end_ms and (entry.bank, entry.id) not in lost
+        ]
+
+    lost = ("ccb", 2), ("icbc", 3), ("icbc", 4)
+    late = [
+        entry._replace(recorded_ms=WINDOWS[3].start_ms)
+        for entry in books.rows
+        if (entry.bank, entry.id) in lost[1:]
+    ]
+    first, *between, last = nights(
+        [
+            found(0, *lost[1:]),
+            found(1, *lost),
+            found(2, *lost),
+            [*found(3, *lost[1:]), *late],
+        ]
+    )
+
+    missing = ("gapless", -2, "2026-11-20")
+    removed = [("roll-forward", -10, "2026-11-21"), ("roll-forward-rows", -1, "2026-11-21")]
+    assert first == [missing]
+    assert between == [[missing, *removed]] * 2
+    assert last == []

@@ -36,12 +36,18 @@ def send(stage, day):
             csv.writer(file, delimiter=";").writerows([head, *lines])
 
 
-def test_a_bank_that_sends_files_is_reconciled_like_one_with_a_database(spark, tmp_path):
-    stage = Stage.set_up(tmp_path)
+def stage_of_files(home):
+    """CCB's book comes in files."""
+    stage = Stage.set_up(home)
     ours, theirs = RULES.rsplit("[[bank]]", 1)
     theirs = theirs.replace('database = "sqlite:///ccb.db"\n', FILES)
     theirs = theirs.replace('table = "journal"\n', "").replace('table = "accounts"\n', "")
-    (tmp_path / "recon.toml").write_text(f"{ours}[[bank]]{theirs}")
+    (home / "recon.toml").write_text(f"{ours}[[bank]]{theirs}")
+    return stage
+
+
+def test_a_bank_that_sends_files_is_reconciled_like_one_with_a_database(spark, tmp_path):
+    stage = stage_of_files(tmp_path)
     stage.first_day()
     send(stage, WEDNESDAY)
 
@@ -68,9 +74,16 @@ def test_a_bank_that_sends_files_is_reconciled_like_one_with_a_database(spark, t
     of_ccb = balances.rows("account", "closing", "bank", where=pc.field("bank") == "ccb")
     assert {row["account"]: row["closing"] for row in of_ccb} == told
 
-    changed = tmp_path / "in" / f"ccb-{THURSDAY}.csv"
-    changed.write_text(changed.read_text().replace(";-5;", ";-4;"))
-    third = stage.run(spark, THURSDAY)
 
-    broken = {proof.proof for proof in third.result.proofs if not proof.holds}
+@pytest.mark.soak  # test_extract_files.py and test_balance_proofs.py cover its parts.
+def test_a_changed_amount_in_a_file_of_a_bank_fails_its_proofs(spark, tmp_path):
+    stage = stage_of_files(tmp_path)
+    stage.first_day()
+    send(stage, WEDNESDAY)
+    changed = tmp_path / "in" / f"ccb-{WEDNESDAY}.csv"
+    changed.write_text(changed.read_text().replace(";10000;", ";10001;"))
+
+    done = stage.run(spark, WEDNESDAY)
+
+    broken = {proof.proof for proof in done.result.proofs if not proof.holds}
     assert {"account-table", "double-entry"} <= broken

@@ -45,22 +45,6 @@ pytestmark = pytest.mark.timeout(600)  # The first of them starts Spark.
 FILES = ["metrics.prom", "report.html", "run.json", "summary.json"]
 
 
-@pytest.fixture(scope="module")
-def first(spark, tmp_path_factory):
-    """Wednesday is over, and reconciled."""
-    stage = Stage.set_up(tmp_path_factory.mktemp("whole") / "wednesday")
-    stage.first_day()
-    return stage, stage.run(spark, WEDNESDAY)
-
-
-@pytest.fixture(scope="module")
-def second(spark, first, tmp_path_factory):
-    """And so is Thursday."""
-    stage = first[0].copy(tmp_path_factory.mktemp("whole") / "thursday")
-    stage.second_day()
-    return stage, stage.run(spark, THURSDAY)
-
-
 def counted(done):
     return {total.class_: total.transfers for total in done.result.totals}
 
@@ -94,8 +78,8 @@ def explain(stage, item):
 # An honest day
 
 
-def test_an_honest_day_is_clean(first):
-    stage, done = first
+def test_an_honest_day_is_clean(wednesday):
+    stage, done = wednesday
 
     assert (done.result.verdict, done.result.why) == ("clean", ())
     assert counted(done) == {"in-flight": 1, "rolled-back": 1, "matched": 8}
@@ -109,8 +93,8 @@ def test_an_honest_day_is_clean(first):
     assert 'txmq_reconcile_info{name="icbc-ccb"' in told["metrics.prom"].decode()
 
 
-def test_results_are_written_to_the_database_too(first):
-    stage, done = first
+def test_results_are_written_to_the_database_too(wednesday):
+    stage, done = wednesday
 
     runs = "SELECT run_id, is_current, verdict, transfers, breaks FROM recon_runs"
     assert stage.recon(runs) == [(done.run_id, 1, "clean", 10, 0)]
@@ -120,24 +104,11 @@ def test_results_are_written_to_the_database_too(first):
     assert dict(stage.recon(totals)) == counted(done)
 
 
-def test_the_start_of_spark_counts_in_the_duration_of_the_first_date(spark, first, tmp_path):
-    stage = first[0].copy(tmp_path / "again")
-    progress = Progress()
-    progress.stages = (summary.Stage("start Spark", 100.0),)
-
-    done = stage.run(spark, WEDNESDAY, progress=progress)
-    again = stage.run(spark, WEDNESDAY, progress=progress)
-
-    assert done.stages[0].name == "start Spark"
-    assert done.ended_ms - done.began_ms > 100_000
-    assert again.stages[0].name == "extract"
-
-
 @pytest.mark.fault("R7")
-def test_rerunning_a_date_gives_the_same_rows(spark, first, tmp_path):
+def test_rerunning_a_date_gives_the_same_rows(spark, wednesday, tmp_path):
     """Even if it is signed, one table was changed since, and all others are gone."""
-    _, done = first
-    stage = first[0].copy(tmp_path / "again")
+    _, done = wednesday
+    stage = wednesday[0].copy(tmp_path / "again")
     sign(stage, done)
     damage(stage, done, "items")
     with pytest.raises(ReconcileRefused, match="items of 2024-03-06 changed since run"):
@@ -146,7 +117,9 @@ def test_rerunning_a_date_gives_the_same_rows(spark, first, tmp_path):
         if table.name != "items":
             shutil.rmtree(table)
 
-    again = stage.run(spark, WEDNESDAY)
+    progress = Progress()
+    progress.stages = (summary.Stage("start Spark", 100.0),)
+    again = stage.run(spark, WEDNESDAY, progress=progress)
 
     assert (again.run_id, again.extract_id) == (done.run_id, done.extract_id)
     assert again.result_digest == done.result_digest
@@ -157,6 +130,10 @@ def test_rerunning_a_date_gives_the_same_rows(spark, first, tmp_path):
     assert stage.recon("SELECT run_id, is_current FROM recon_runs") == [(done.run_id, 1)]
     assert stage.recon('SELECT "key" FROM recon_items') == [("icbc/night",)]
     assert len(stage.recon("SELECT number FROM recon_totals")) == len(done.result.totals)
+    # The start of Spark counts in the duration of the first date, and of no other.
+    assert again.stages[0].name == "start Spark"
+    assert again.ended_ms - again.began_ms > 100_000
+    assert progress.stages == ()
 
 
 def damage(stage, done, name):
@@ -170,9 +147,9 @@ def damage(stage, done, name):
 
 
 @pytest.mark.fault("R1")
-def test_a_transfer_across_the_cut_off_is_matched_on_the_next_day(spark, first, second):
-    stage, done = second
-    before = stage.rows(first[1])["night"]
+def test_a_transfer_across_the_cut_off_is_matched_on_the_next_day(spark, wednesday, thursday):
+    stage, done = thursday
+    before = stage.rows(wednesday[1])["night"]
 
     (closed,) = stage.rows(done, "closed").values()
 
@@ -185,18 +162,18 @@ def test_a_transfer_across_the_cut_off_is_matched_on_the_next_day(spark, first, 
     assert counted(done) == {"delivered-uncredited": 1, "matched": 4}
     assert done.result.closed == 1
     assert all(proof.holds for proof in done.result.proofs)
-    (way,), (still,) = proofs_of(first[1], "clearing"), proofs_of(done, "clearing")
+    (way,), (still,) = proofs_of(wednesday[1], "clearing"), proofs_of(done, "clearing")
     assert (way.found, still.found) == (88_00, 300_00)
     whole = {item.currency: item for item in proofs_of(done, "conservation")}
     # Customers have less: 300.00 went on their way today, and 88.00 arrived.
     assert whole["CNY"].found == 88_00 - 300_00
-    assert done.previous_run_id == first[1].run_id
+    assert done.previous_run_id == wednesday[1].run_id
     assert [item.business_date for item in done.trend] == [WEDNESDAY.isoformat()]
 
 
 @pytest.mark.soak  # Its steps are those of test_lifecycle.py.
-def test_a_break_stays_until_somebody_explains_it(spark, second, tmp_path):
-    stage, born = second[0].copy(tmp_path / "friday"), second[1]
+def test_a_break_stays_until_somebody_explains_it(spark, thursday, tmp_path):
+    stage, born = thursday[0].copy(tmp_path / "friday"), thursday[1]
     assert (born.result.verdict, born.result.why) == (
         "within limits",
         ("1 break is within the limits",),
@@ -240,8 +217,8 @@ def test_a_break_stays_until_somebody_explains_it(spark, second, tmp_path):
 
 
 @pytest.mark.soak
-def test_a_rerun_with_the_same_result_is_signed_in_every_report(spark, first, tmp_path):
-    stage, done = first[0].copy(tmp_path / "signed"), first[1]
+def test_a_rerun_with_the_same_result_is_signed_in_every_report(spark, wednesday, tmp_path):
+    stage, done = wednesday[0].copy(tmp_path / "signed"), wednesday[1]
     sign(stage, done)
     some = stage.rows(done)["night"]
     explain(stage, some | {"break_id": "0" * 16})  # There is no such break.
@@ -255,11 +232,11 @@ def test_a_rerun_with_the_same_result_is_signed_in_every_report(spark, first, tm
 
 @pytest.mark.soak  # Its steps are those of test_lifecycle.py.
 def test_a_closed_item_reopens_with_its_history_and_breaks_again_if_it_grows(
-    spark, second, tmp_path
+    spark, thursday, tmp_path
 ):
     stage, (was,) = (
-        second[0].copy(tmp_path / "again"),
-        second[0].rows(second[1], "closed").values(),
+        thursday[0].copy(tmp_path / "again"),
+        thursday[0].rows(thursday[1], "closed").values(),
     )
     stage.credit("night", 88_00, at(FRIDAY, "09:00"))
     stage.credit("gone", 77_00, at(FRIDAY, "09:01"))
@@ -297,13 +274,13 @@ def test_a_closed_item_reopens_with_its_history_and_breaks_again_if_it_grows(
 
 
 @pytest.mark.soak
-def test_a_day_continues_only_from_a_result_in_force(spark, second, tmp_path):
-    stage, thursday = second[0].copy(tmp_path / "chain"), second[1]
+def test_a_day_continues_only_from_a_result_in_force(spark, thursday, tmp_path):
+    stage, second = thursday[0].copy(tmp_path / "chain"), thursday[1]
     results = stage.results()
-    sign(stage, thursday)
+    sign(stage, second)
     first = stage.results().current(WEDNESDAY)
     same = stage.run(spark, WEDNESDAY, extract_id=first.extract_id)
-    assert (same.result_digest, results.signature_state(thursday)) == (
+    assert (same.result_digest, results.signature_state(second)) == (
         first.result_digest,
         "signed",
     )
@@ -312,7 +289,7 @@ def test_a_day_continues_only_from_a_result_in_force(spark, second, tmp_path):
     again = stage.run(spark, WEDNESDAY)
     assert stage.rows(again)["T3"]["class"] == "amount-mismatch"
 
-    assert results.signature_state(thursday) == "invalidated"
+    assert results.signature_state(second) == "invalidated"
     why = (
         f"{THURSDAY} was not made from the result of {WEDNESDAY} that is in force: run it again, "
         f"and all after it, with --from {THURSDAY} --to "
@@ -325,15 +302,15 @@ def test_a_day_continues_only_from_a_result_in_force(spark, second, tmp_path):
     # In order, as --from and --to run them.
     mended = stage.run(spark, THURSDAY)
     friday = stage.run(spark, FRIDAY)
-    assert mended.run_id != thursday.run_id
+    assert mended.run_id != second.run_id
     assert (mended.previous_run_id, mended.previous_digest) == (again.run_id, again.result_digest)
     assert stage.rows(friday)["T3"]["class"] == "amount-mismatch"
     assert stage.rows(friday)["T3"]["age_days"] == 2
 
 
 @pytest.mark.parametrize("name", ["items", "entries", "messages", "balances"])  # Nothing failed.
-def test_a_day_does_not_continue_from_a_changed_table(spark, first, tmp_path, name):
-    stage, done = first[0].copy(tmp_path / "changed"), first[1]
+def test_a_day_does_not_continue_from_a_changed_table(spark, wednesday, tmp_path, name):
+    stage, done = wednesday[0].copy(tmp_path / "changed"), wednesday[1]
     damage(stage, done, name)
 
     with pytest.raises(ReconcileRefused) as refused:
@@ -346,8 +323,8 @@ def test_a_day_does_not_continue_from_a_changed_table(spark, first, tmp_path, na
 
 
 @pytest.mark.soak  # test_rerunning_a_date_gives_the_same_rows covers a signed one.
-def test_changed_tables_of_an_unsigned_run_are_made_again(spark, first, tmp_path):
-    stage, done = first[0].copy(tmp_path / "mended"), first[1]
+def test_changed_tables_of_an_unsigned_run_are_made_again(spark, wednesday, tmp_path):
+    stage, done = wednesday[0].copy(tmp_path / "mended"), wednesday[1]
     damage(stage, done, "items")
     shutil.rmtree(stage.directory / "results" / "balances")
 
@@ -359,8 +336,8 @@ def test_changed_tables_of_an_unsigned_run_are_made_again(spark, first, tmp_path
 
 
 @pytest.mark.fault("R3", "R4", "P22")
-def test_changed_and_late_rows_are_found_and_the_signed_result_stays(spark, first, tmp_path):
-    stage, signed = first[0].copy(tmp_path / "fraud"), first[1]
+def test_changed_and_late_rows_are_found_and_the_signed_result_stays(spark, wednesday, tmp_path):
+    stage, signed = wednesday[0].copy(tmp_path / "fraud"), wednesday[1]
     results = stage.results()
     sign(stage, signed)
     stage.second_day()
@@ -498,8 +475,8 @@ def doubled(extract):
         (lost_row, "icbc/entries: 18 rows were extracted and 17 are there"),
     ],
 )
-def test_a_damaged_extract_is_refused(spark, first, tmp_path, damage, said):
-    stage, done = first[0].copy(tmp_path / "damaged"), first[1]
+def test_a_damaged_extract_is_refused(spark, wednesday, tmp_path, damage, said):
+    stage, done = wednesday[0].copy(tmp_path / "damaged"), wednesday[1]
     before = sorted(stage.directory.glob("results/**/*"))
     damage(stage.extract_of(done))
 
@@ -511,8 +488,8 @@ def test_a_damaged_extract_is_refused(spark, first, tmp_path, damage, said):
     assert stage.recon("SELECT run_id, is_current FROM recon_runs") == [(done.run_id, 1)]
 
 
-def test_the_command_line_says_which_total_differs(spark, first, tmp_path, monkeypatch):
-    stage, done = first[0].copy(tmp_path / "told"), first[1]
+def test_the_command_line_says_which_total_differs(spark, wednesday, tmp_path, monkeypatch):
+    stage, done = wednesday[0].copy(tmp_path / "told"), wednesday[1]
     lost_row(stage.extract_of(done))
     spark_session.lend(monkeypatch, spark)
     how = ["--config", str(stage.home / "recon.toml"), "--reuse-extract", "--quiet"]
@@ -553,8 +530,8 @@ def test_a_run_stopped_by_sigterm_ends_with_a_sentence_and_leaves_no_result(tmp_
     assert others == ["lock", "lock"], "the extract is whole, and of the run there is nothing"
 
 
-def test_a_skipped_business_day_is_refused(spark, first, tmp_path):
-    stage = first[0].copy(tmp_path / "gap")
+def test_a_skipped_business_day_is_refused(spark, wednesday, tmp_path):
+    stage = wednesday[0].copy(tmp_path / "gap")
 
     with pytest.raises(ReconcileRefused) as refused:
         stage.run(spark, FRIDAY)
@@ -592,8 +569,8 @@ def test_a_run_stops_if_spark_reads_other_rows_than_were_extracted(
     assert stage.results().current(WEDNESDAY) is None
 
 
-def test_balances_are_compared_with_the_extracted_sums(spark, first):
-    stage, done = first
+def test_balances_are_compared_with_the_extracted_sums(spark, wednesday):
+    stage, done = wednesday
     manifest = Manifest.read(LocalFolder(stage.extract_of(done)))
     icbc, *others = manifest.sources
     entries, *tables = icbc.tables

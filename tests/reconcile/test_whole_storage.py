@@ -6,7 +6,7 @@ from pyarrow.fs import LocalFileSystem
 from typer.testing import CliRunner
 
 from tests.reconcile.extracts import DAY, NOON_MS, bank_of, rules_of
-from tests.reconcile.whole_stage import RULES, THURSDAY, WEDNESDAY, Stage
+from tests.reconcile.whole_stage import RULES
 from tests.servers import spark_session
 from txmq.cli.root import app
 from txmq.reconcile import storage
@@ -38,24 +38,6 @@ class Disk:
         return LocalFileSystem(), uri.removeprefix("hdfs://cluster")
 
 
-@pytest.fixture(scope="module")
-def here(spark, tmp_path_factory):
-    """A date reconciled in a local folder: the state before, and its run."""
-    stage = Stage.set_up(tmp_path_factory.mktemp("whole") / "here")
-    stage.first_day()
-    before = stage.copy(stage.home.with_name("first"))
-    return stage, before, stage.run(spark, WEDNESDAY)
-
-
-@pytest.fixture(scope="module")
-def two_dates(spark, here):
-    """And the date after it: the state before each of them, and its run."""
-    stage, first, done = here
-    stage.second_day()
-    second = stage.copy(stage.home.with_name("second"))
-    return stage, [first, second], [done, stage.run(spark, THURSDAY)]
-
-
 @pytest.fixture
 def view(spark, monkeypatch, tmp_path):
     """Mount a folder, and return its URI: Spark has a link to it, and Python one of a scheme."""
@@ -81,7 +63,7 @@ def run_there(spark, monkeypatch, tmp_path):
     spark_session.lend(monkeypatch, spark)
 
     def run(stage, uri, expected, number=0):
-        there = stage.copy(tmp_path / f"there{number}")
+        there = stage.copy_without_results(tmp_path / f"there{number}")
         config = there.home / "recon.toml"
         config.write_text(RULES.replace('directory = "recon"', f'directory = "{uri}"'))
         arguments = ["--date", str(expected.day), "--config", str(config)]
@@ -98,17 +80,16 @@ def run_there(spark, monkeypatch, tmp_path):
     return run
 
 
-def test_a_view_of_a_mounted_folder_has_the_same_result(here, view, run_there):
-    _, before, done = here
-    run_there(before, view("mounted", "file://"), done)
+def test_a_view_of_a_mounted_folder_has_the_same_result(wednesday, view, run_there):
+    run_there(wednesday[0], view("mounted", "file://"), wednesday[1])
 
 
 @pytest.mark.soak  # test_storage.py covers deaths at each change of a store like this.
-def test_dates_on_another_file_system_have_the_same_results(two_dates, view, run_there):
-    stage, before, runs = two_dates
+def test_dates_on_another_file_system_have_the_same_results(wednesday, thursday, view, run_there):
+    (first, one), (stage, two) = wednesday, thursday
     uri = view("far", "hdfs://cluster")
-    for number, run in enumerate([*runs, runs[-1]]):
-        arguments = run_there(before[min(number, 1)], uri, run, number)
+    for number, (there, run) in enumerate([(first, one), (stage, two), (stage, two)]):
+        arguments = run_there(there, uri, run, number)
 
     found, wanted = (
         {path for path in Results(place).folder.files() if not path.endswith((".crc", "lock"))}

@@ -149,6 +149,13 @@ class Stage:
         shutil.copytree(self.home, home)
         return Stage(home)
 
+    def copy_without_results(self, home):
+        """A copy in which no date was ever reconciled."""
+        stage = self.copy(home)
+        shutil.rmtree(stage.directory)
+        (home / "recon.db").unlink()
+        return stage
+
     @property
     def rules(self):
         return read_rules(self.home / "recon.toml")
@@ -242,7 +249,10 @@ class Stage:
         """A whole run, as the command line makes one."""
         rules = rules or self.rules
         found = reconcile(spark, rules=rules, date=day, extract_id=extract_id, progress=progress)
-        return found.write()
+        try:
+            return found.write()
+        finally:
+            found.release()
 
     def results(self):
         return Results(self.directory)

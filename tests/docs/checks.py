@@ -56,7 +56,6 @@ ILLUSTRATED = {
 }
 """Commands whose output on a page is an example, not what they print in an empty environment."""
 OPERATED = {
-    "howto/dead-letters",
     "howto/monitor",
     "howto/replicate",
     "howto/replicate-by-hand",

@@ -59,7 +59,6 @@ OPERATED = {
     "howto/dead-letters",
     "howto/monitor",
     "howto/replicate",
-    "howto/replicate-by-hand",
     "howto/several-brokers",
     "howto/topics-and-groups",
     "reference/cli",

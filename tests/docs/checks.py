@@ -58,7 +58,6 @@ ILLUSTRATED = {
 OPERATED = {
     "howto/monitor",
     "howto/replicate",
-    "howto/replicate-by-hand",
     "howto/several-brokers",
     "howto/topics-and-groups",
     "reference/cli",

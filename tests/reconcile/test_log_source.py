@@ -16,7 +16,7 @@ from txmq.reconcile.log.source import COLUMNS, register
 from txmq.reconcile.tables import MESSAGES
 from txmq.runtime.disk import LocalDisk
 
-PAGE = CHECKOUT / "docs/howto/read-the-log-from-spark.md"
+PAGE = CHECKOUT / "docs/howto/reconcile-library.md"
 pytestmark = pytest.mark.timeout(600)  # The first of them starts Spark.
 
 
@@ -88,7 +88,9 @@ def test_the_log_can_be_queried_with_sql(session, data):
 
 
 def test_the_queries_of_the_howto_run(session, data, capsys):
-    console, query = (block.text for block in read_page(PAGE).blocks())
+    texts = [block.text for block in read_page(PAGE).blocks()]
+    (console,) = [text for text in texts if "createOrReplaceTempView" in text]
+    (query,) = [text for text in texts if text.startswith("SELECT")]
     program = "".join(re.findall(r"^(?:>>>|\.\.\.) (.*\n)", console, re.MULTILINE))
 
     exec(program.replace("/var/lib/txmq", str(data)), {})

@@ -42,7 +42,7 @@ COLUMNS: Final = pa.schema({
     "half_position": pa.int64(), "outcome": pa.string(), "decided_by": pa.string(),
     "reason": pa.string(),
 })  # fmt: skip
-"""``docs/howto/read-the-log-from-spark.md`` describes them."""
+"""``docs/howto/reconcile-library.md`` describes them."""
 
 
 class LogSource(DataSource, DataSourceReader):

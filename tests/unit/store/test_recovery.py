@@ -883,17 +883,6 @@ def test_a_second_broker_in_one_directory_is_refused():
     assert shelf.bodies() == {0: b"still mine"}
 
 
-@pytest.mark.fault("S12")
-def test_a_second_broker_in_one_real_directory_is_refused(tmp_path):
-    shelf = Shelf(LocalDisk(tmp_path))
-    shelf.add(b"one")
-
-    with pytest.raises(DirectoryInUse):
-        Shelf(LocalDisk(tmp_path))
-    shelf.close()
-    assert Shelf(LocalDisk(tmp_path)).bodies() == {0: b"one"}
-
-
 def test_a_refused_start_releases_the_directory():
     shelf = Shelf(sizes=ONE_FILE)
     shelf.add(b"one", b"two")

@@ -10,6 +10,8 @@ from tests.contract.contract_cluster import messages
 from txmq.client import SendStatus
 from txmq.errors import NoPermission, NotFound
 from txmq.message import Message
+from txmq.protocol.codes import SysFlag
+from txmq.protocol.record import unpack
 
 PROPERTIES = {"origin": "Zürich", "город": "Рига", "emoji": "\N{PILE OF POO}", "spaced": "a b=c;d"}
 SAFE = {SendStatus.OK, SendStatus.SLAVE_NOT_AVAILABLE, SendStatus.FLUSH_SLAVE_TIMEOUT}
@@ -135,6 +137,10 @@ async def test_large_bodies_are_compressed_and_arrive_intact(cluster, algorithm)
 
             assert_same(await cluster.stored(result.queue, result.offset), message, result)
             assert (await cluster.admin.view(result.offset_id)).body == body
+            (record,) = (await cluster.admin.read_index(result.queue, result.offset, 1)).records
+            stored = unpack(record)[0]
+            assert stored.sys_flag & SysFlag.COMPRESSED
+            assert len(stored.body) < len(body)
 
 
 async def test_messages_are_found_by_key_id_and_offset_id(cluster):

@@ -25,7 +25,7 @@ from examples.bank_transfer.booking import credit, debit, pay_in, refuse, settle
 from examples.bank_transfer.books import BALANCE_MAX, UNCLAIMED, Entry, State
 from examples.bank_transfer.databases import Opening, async_engine, create_books
 from examples.bank_transfer.orders import DAY_MAX, Advice, Order, Outcome, Reason, Refused
-from tests.unit.bank.books_stage import DAY_MS, NOON_MS, Books, sqlite_in
+from tests.integration.bank.books_stage import DAY_MS, NOON_MS, Books, sqlite_in
 
 MANY = settings().max_examples
 HOUR_MS = 3_600_000

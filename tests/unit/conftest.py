@@ -1,10 +1,13 @@
-"""A unit test opens no socket and starts no process: one that needs to is an integration test."""
+"""A unit test opens no socket or database and starts no process: integration tests do that."""
 
 import sys
 
 import pytest
 
-REFUSED = {"socket.bind", "socket.connect", "subprocess.Popen", "os.fork", "os.posix_spawn"}
+REFUSED = {
+    *("socket.bind", "socket.connect", "sqlite3.connect"),
+    *("subprocess.Popen", "os.fork", "os.posix_spawn"),
+}
 _running = []
 
 
@@ -17,7 +20,7 @@ sys.addaudithook(_refuse)
 
 
 @pytest.fixture(autouse=True)
-def neither_sockets_nor_processes(request):
+def neither_sockets_nor_databases_nor_processes(request):
     _running.append(request.node.name)
     yield
     _running.pop()

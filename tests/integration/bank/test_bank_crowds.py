@@ -12,7 +12,7 @@ from examples.bank_transfer.booking import debit
 from examples.bank_transfer.books import CAPITAL, CLEARING, Entry, State
 from examples.bank_transfer.databases import Opening, async_engine, create_books
 from examples.bank_transfer.orders import Order, Reason, Refused
-from tests.unit.bank.books_stage import NOON_MS, Books
+from tests.integration.bank.books_stage import NOON_MS, Books
 
 FIRST_START_SECONDS = 300
 ORDERS, ENOUGH_FOR = 40, 30

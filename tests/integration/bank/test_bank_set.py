@@ -5,10 +5,10 @@ from itertools import count as numbers
 
 import pytest
 
+from tests.integration.bank.books_stage import sqlite_in
 from tests.integration.bank.ways_stage import BALANCE, Banks
 from tests.servers.broker_set import BrokerSet
 from tests.soak import count
-from tests.unit.bank.books_stage import sqlite_in
 
 KILLS = count(3, 5)
 SETTINGS = (

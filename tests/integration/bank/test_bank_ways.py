@@ -26,6 +26,7 @@ from examples.bank_transfer.orders import (
     Outcome,
 )
 from examples.bank_transfer.steps import NINE
+from tests.integration.bank.books_stage import DAY_MS, sqlite_in
 from tests.integration.bank.ways_stage import (
     BALANCE,
     PATIENCE_S,
@@ -36,7 +37,6 @@ from tests.integration.bank.ways_stage import (
 )
 from tests.running import run_by
 from tests.servers.serving import BrokerProcess
-from tests.unit.bank.books_stage import DAY_MS, sqlite_in
 from txmq.runtime.clock import SystemClock
 
 SOAK = bool(os.environ.get("TXMQ_SOAK"))

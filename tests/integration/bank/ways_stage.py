@@ -12,7 +12,7 @@ from examples.bank_transfer.databases import Opening
 from examples.bank_transfer.orders import TRANSFERS, Order
 from examples.bank_transfer.service import BankSettings, opened
 from examples.bank_transfer.web.security import SecurityMiddleware
-from tests.unit.bank.books_stage import Books
+from tests.integration.bank.books_stage import Books
 from txmq import Client, Message, Producer
 from txmq.settings.units import Duration
 from txmq_broker.config import BrokerSettings, CheckBackSettings, StoreSettings

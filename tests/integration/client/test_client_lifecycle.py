@@ -125,6 +125,9 @@ async def test_stopping_in_the_middle_of_an_iteration_ends_it():
         made, _ = pull(broker.names)
         await made.start()
         await producer.send(MESSAGE)
+        turns = 0
         async for messages in made:
+            turns += 1
             assert messages
             await made.stop()
+        assert turns == 1

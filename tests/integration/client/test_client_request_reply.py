@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import zlib
 from dataclasses import replace
 
 import pytest
@@ -26,7 +27,7 @@ from txmq.errors import (
 )
 from txmq.message import LogPosition, Message, Queue, QueueOffset, ReceivedMessage
 from txmq.protocol import command, headers, properties
-from txmq.protocol.codes import RequestCode
+from txmq.protocol.codes import RequestCode, SysFlag
 from txmq_broker.testing import embedded
 
 TOPIC = "Questions"
@@ -150,13 +151,26 @@ async def test_replies_find_their_requests_in_any_order():
 
 @run_by(run)
 async def test_a_long_reply_travels_compressed():
+    handed_over = []
+
     async def handle(message, replier):
+        hand_over = replier._requester._hand_over
+
+        def note(reply, envelope):
+            handed_over.append(envelope)
+            return hand_over(reply, envelope)
+
+        replier._requester._hand_over = note
         await replier.send(reply_to(message, message.body * 50))
 
     async with answering(handle) as (_, asker, _):
         asked = bytes(range(256)) * 40
         reply = await asker.request(Message(topic=TOPIC, body=asked), 5.0)
         assert reply.body == asked * 50
+
+    (envelope,) = handed_over
+    assert envelope.sys_flag & SysFlag.COMPRESSED
+    assert zlib.decompress(envelope.body) == asked * 50
 
 
 @run_by(run)

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from tests.integration.idempotent.shop_stage import ADAPTERS, EVERYWHERE, IN_SESSIONS
 from tests.running import in_loop, run_by
 from txmq.databases.failures import Failure, failure
 from txmq.errors import ConfigError, KeyConflict, KeyInProgress, LimitExceeded, UsageError
@@ -14,6 +15,16 @@ RESULTS = ["", "paid", "支付宝 ☂ '\"\\ \0", None, 0, False, 1.5, [], {"id":
 TOO_LARGE = "x" * 65_535
 UNFIT = [object(), {"a", "b"}, float("nan"), "\ud800", b"bytes"]
 CALLERS = 8
+
+
+def can(case, what):
+    return what in ADAPTERS[case[0]].can
+
+
+def those_that_can(what):
+    """Test each guard that can do this, with a database of each kind."""
+    cases = [case for case in EVERYWHERE if can(case, what)]
+    return pytest.mark.parametrize("shop", cases, indirect=True, ids="-".join)
 
 
 class Refused(Exception):
@@ -107,11 +118,13 @@ def test_an_exception_undoes_the_effects_in_the_session(shop_in_session):
     assert shop_in_session.effects == ["a"]
 
 
+@pytest.mark.parametrize(
+    "shop", [case for case in EVERYWHERE if "async" in case[1]], indirect=True, ids="-".join
+)
 @run_by(in_loop)
 async def test_cancelling_the_function_frees_the_key(shop):
     async with shop.stage() as stage:
-        if stage.guard.is_blocking:
-            return
+        assert not stage.guard.is_blocking
         begun = asyncio.Event()
 
         async def hangs(session, name):
@@ -180,10 +193,8 @@ def test_scopes_have_separate_keys(shop):
     assert shop.effects == ["a"] * (2 if shop.can("scopes") else 1)
 
 
+@those_that_can("conflicts")
 def test_another_payload_under_the_same_key_is_a_conflict(shop):
-    if not shop.can("conflicts"):
-        return
-
     async def story():
         async with shop.stage() as stage:
             function = stage.behind(plain(stage), payload=lambda name, payload: payload)
@@ -198,10 +209,8 @@ def test_another_payload_under_the_same_key_is_a_conflict(shop):
     assert shop.effects == ["a"]
 
 
+@those_that_can("results")
 def test_a_kept_result_is_returned_again(shop):
-    if not shop.can("results"):
-        return
-
     async def story():
         async with shop.stage() as stage:
 
@@ -216,10 +225,14 @@ def test_a_kept_result_is_returned_again(shop):
     asyncio.run(story())
 
 
+@pytest.mark.parametrize(
+    "shop_in_session",
+    [case for case in IN_SESSIONS if can(case, "results")],
+    indirect=True,
+    ids="-".join,
+)
 def test_a_result_that_cannot_be_kept_undoes_the_work(shop_in_session):
     shop = shop_in_session
-    if not shop.can("results"):
-        return
 
     async def story():
         async with shop.stage() as stage:
@@ -243,19 +256,18 @@ def test_a_result_that_cannot_be_kept_undoes_the_work(shop_in_session):
     assert shop.effects == ["a"]
 
 
+@pytest.mark.parametrize(
+    "shop", [case for case in EVERYWHERE if not can(case, "results")], indirect=True, ids="-".join
+)
 @run_by(in_loop)
 async def test_a_guard_that_cannot_keep_results_refuses_keeps_result(shop):
     async with shop.stage() as stage:
-        if shop.can("results"):
-            return
         with pytest.raises(ConfigError, match="keeps its result"):
             stage.behind(plain(stage), keeps_result=True)
 
 
+@those_that_can("tells at once")
 def test_a_call_during_the_work_raises_key_in_progress(shop):
-    if not shop.can("tells at once"):
-        return
-
     async def story():
         async with shop.stage(**shop.impatient) as stage:
             told = []

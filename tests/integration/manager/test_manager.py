@@ -179,10 +179,8 @@ async def test_a_commit_inside_the_function_is_unknown_until_a_check_commits(sta
 
 @pytest.mark.fault("D3")
 @pytest.mark.parametrize("is_blocking", [False, True])
+@pytest.mark.parametrize("bank", ["postgres"], indirect=True)  # SQLite has a single writer.
 def test_a_serialization_failure_is_retried_under_the_same_transaction_id(bank, is_blocking):
-    if bank.url.get_backend_name() != "postgresql":
-        return  # SQLite has a single writer.
-
     @on_stage
     async def scenario(stage):
         tries = []

@@ -284,10 +284,8 @@ def test_a_half_message_past_the_timeout_rolls_the_transaction_back(bank, is_blo
 
 
 @pytest.mark.parametrize("is_blocking", [False, True])
+@pytest.mark.parametrize("bank", ["postgres"], indirect=True)  # SQLite has a single writer.
 def test_a_serialization_failure_at_the_commit_is_retried_under_a_new_id(bank, is_blocking):
-    if bank.url.get_backend_name() != "postgresql":
-        return  # SQLite has a single writer.
-
     @on_stage
     async def scenario(stage):
         prepare(stage.bank)

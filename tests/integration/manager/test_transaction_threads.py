@@ -141,7 +141,6 @@ async def test_a_plain_local_transaction_finishes_after_its_caller_is_cancelled(
         asyncio.get_running_loop().call_later(0.05, gate.set)
         await producer.__aexit__(None, None, None)  # Which waits for it.
         assert producer.tally.committed == 1
-    return
 
 
 @run_by(run)

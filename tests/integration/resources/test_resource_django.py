@@ -14,7 +14,7 @@ from txmq.transaction.state import LocalTransactionState
 
 COMMIT, ROLLBACK, UNKNOWN = LocalTransactionState
 ON_DJANGO = [kind for kind in KINDS if kind.endswith("django")]
-pytestmark = pytest.mark.parametrize("bank", ON_DJANGO, indirect=True)
+ON_POSTGRES = pytest.mark.parametrize("bank", ["postgres-django"], indirect=True)
 
 
 class Refused(Exception):
@@ -57,6 +57,11 @@ def opened(bank, **settings):
         asyncio.run(resource.verify())
         yield Service(bank, connection, resource)
         connection.close()
+
+
+@pytest.fixture(params=ON_DJANGO)
+def bank(request, bank_of_kind):
+    return bank_of_kind(request.param)
 
 
 @pytest.fixture
@@ -189,6 +194,7 @@ def test_an_open_connection_is_kept_and_one_of_another_thread_is_closed(bank):
         assert service.check("x-4") is ROLLBACK
 
 
+@ON_POSTGRES  # SQLite has one that writes at a time.
 def test_threads_have_transactions_of_their_own(bank, service):
     from django.db import connections
 
@@ -200,22 +206,20 @@ def test_threads_have_transactions_of_their_own(bank, service):
             cursor.execute(insert("x-2"))
 
     def work():
-        if bank.kind.startswith("postgres"):  # SQLite has one that writes at a time.
-            apart = threading.Thread(target=elsewhere)
-            apart.start()
-            apart.join()
+        apart = threading.Thread(target=elsewhere)
+        apart.start()
+        apart.join()
         raise Refused
 
     with pytest.raises(Refused):
         service.order(work)
 
-    assert bank.orders == ({"x-2"} if bank.kind.startswith("postgres") else set())
+    assert bank.orders == {"x-2"}
 
 
+@ON_POSTGRES
 def test_the_next_transaction_reconnects_after_a_killed_connection(bank):
     """With CONN_MAX_AGE a connection outlives its server."""
-    if not bank.kind.startswith("postgres"):
-        return
     with opened(bank, CONN_MAX_AGE=None) as service:
         from django.db import Error
 

@@ -194,6 +194,7 @@ def test_a_serialization_failure_is_retried_under_the_same_transaction_id(play, 
         play(scenario)
 
 
+@pytest.mark.fault("D3")
 def test_a_deadlock_is_retried_under_the_same_transaction_id(play, postgres_bank):
     postgres_bank.order("INSERT INTO orders VALUES ('a', 10), ('b', 10)")
     seen = []
@@ -218,6 +219,7 @@ def test_a_deadlock_is_retried_under_the_same_transaction_id(play, postgres_bank
         assert {outcome.state for outcome in outcomes} == {TransactionState.COMMITTED}
         assert sorted(map(seen.count, {outcome.xid for outcome in outcomes})) == [1, 2]
         assert set(postgres_bank.order("SELECT amount FROM orders")) == {(8,)}
+        assert service.tm.tally.committed == 2
 
     with by_default(postgres_bank, "deadlock_timeout", "50ms"):
         play(scenario)

@@ -20,7 +20,7 @@ from txmq import (
     TransactionManager,
     TransactionState,
 )
-from txmq.errors import DatabaseFailed, FenceElsewhere, FenceMissing, OutcomeUnknown
+from txmq.errors import DatabaseFailed, FenceElsewhere, OutcomeUnknown
 from txmq.runtime.clock import SystemClock
 
 COMMITTED_STATE = TransactionState.COMMITTED
@@ -91,36 +91,6 @@ async def test_a_backend_killed_during_the_commit_leaves_the_decision_to_a_check
 
 @pytest.mark.fault("D3")
 @run_by(in_loop)
-async def test_a_deadlock_is_retried_under_the_same_transaction_id(broker, bank):
-    runs = []
-    bank.order(f"ALTER DATABASE {bank.url.database} SET deadlock_timeout = '50ms'")
-
-    async with on_scene(broker, bank) as scene, engine_of(bank) as engine:
-        manager, met = manager_of(scene, engine), asyncio.Barrier(2)
-
-        async def function(session, order):
-            runs.append(manager.current().xid)
-            await book(manager, session, order)
-            if len(runs) <= 2:
-                await met.wait()
-            other = "A1" if order.payer == "A0" else "A0"
-            touch = f"UPDATE account SET balance = balance WHERE name = '{other}'"
-            await session.execute(text(touch))
-
-        async with manager:
-            transfer = transferring(scene, manager, function)
-            outcomes = await asyncio.gather(
-                transfer(Order("t-1", "A0")), transfer(Order("t-2", "A1"))
-            )
-            assert [outcome.state for outcome in outcomes] == [COMMITTED_STATE] * 2
-            assert len(runs) == 3
-            assert set(runs) == {outcome.xid for outcome in outcomes}
-            assert manager.tally.committed == 2
-        scene.agree()
-
-
-@pytest.mark.fault("D3")
-@run_by(in_loop)
 async def test_serialization_failures_are_retried_under_the_same_transaction_id(broker, bank):
     """They may come at any statement, and at the COMMIT."""
     runs = []
@@ -147,16 +117,6 @@ async def test_serialization_failures_are_retried_under_the_same_transaction_id(
             assert len(runs) > 2
             assert set(runs) == {outcome.xid for outcome in outcomes}
         scene.agree()
-
-
-@pytest.mark.fault("D4")
-@run_by(in_loop)
-async def test_a_database_without_the_fence_is_refused_at_start(broker, bank):
-    bank.order("DROP TABLE txmq_fence")
-
-    async with on_scene(broker, bank) as scene, engine_of(bank) as engine:
-        with pytest.raises(FenceMissing):
-            await manager_of(scene, engine).__aenter__()
 
 
 @pytest.mark.fault("D4")

@@ -9,14 +9,14 @@ from tests.unit.names.names_peer import SetClock
 from txmq.protocol import command as commands
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import FrameReader
-from txmq.runtime.disk import LocalDisk
+from txmq.testing import MemoryDisk
 from txmq_broker.access import audit
 from txmq_broker.access.audit import AuditLog, read_audit
 
 PEER = SimpleNamespace(address="127.0.0.1:5", subject=None)
 
 
-class CountingDisk(LocalDisk):
+class CountingDisk(MemoryDisk):
     """Counts the files that are opened to be read."""
 
     reads = 0
@@ -31,10 +31,10 @@ def requests(count):
     return [commands.decode(frame)] * count
 
 
-def test_beginning_the_next_file_does_not_read_the_full_one(tmp_path, monkeypatch):
+def test_beginning_the_next_file_does_not_read_the_full_one(monkeypatch):
     """16 MiB took half a second."""
     monkeypatch.setattr(audit, "FILE_BYTES_MAX", 500)
-    disk = CountingDisk(tmp_path)
+    disk = CountingDisk()
     log = AuditLog(disk, SetClock())
     log.open("me")
 
@@ -47,10 +47,11 @@ def test_beginning_the_next_file_does_not_read_the_full_one(tmp_path, monkeypatc
     assert len(list(read_audit(disk, pytest.fail))) == 20
 
 
-def test_a_start_continues_the_newest_file(tmp_path):
+def test_a_start_continues_the_newest_file():
     """Only the start reads it: all clients would wait for the first request of an operator."""
+    disk = CountingDisk()
     for starts in range(2):
-        disk = CountingDisk(tmp_path)
+        disk.reads = 0
         log = AuditLog(disk, SetClock())
         log.open("me")
         for request in requests(2):
@@ -62,9 +63,9 @@ def test_a_start_continues_the_newest_file(tmp_path):
     assert len(list(read_audit(disk, pytest.fail))) == 4
 
 
-def test_a_start_after_a_full_file_begins_the_next_one(tmp_path, monkeypatch):
+def test_a_start_after_a_full_file_begins_the_next_one(monkeypatch):
     monkeypatch.setattr(audit, "FILE_BYTES_MAX", 500)
-    disk = LocalDisk(tmp_path)
+    disk = MemoryDisk()
     for _ in range(4):
         log = AuditLog(disk, SetClock())
         log.open("me")
@@ -76,25 +77,25 @@ def test_a_start_after_a_full_file_begins_the_next_one(tmp_path, monkeypatch):
     assert len(list(read_audit(disk, pytest.fail))) == 12
 
 
-def test_a_start_after_a_torn_line_begins_a_new_line(tmp_path):
-    disk, warnings = LocalDisk(tmp_path), []
+def test_a_start_after_a_torn_line_begins_a_new_line():
+    disk, warnings = MemoryDisk(), []
     for _ in range(2):
         log = AuditLog(disk, SetClock())
         log.open("me")
         for request in requests(2):
             log.note(PEER, request)
         log.close()
-        newest = tmp_path / "audit" / "000001.jsonl"
-        newest.write_bytes(newest.read_bytes()[:-10])
+        newest = disk.open("audit/000001.jsonl")
+        newest.truncate(newest.size() - 10)
 
     assert len(list(read_audit(disk, warnings.append))) == 4
     (warning,) = warnings
     assert "line 3, 5 is torn" in warning
 
 
-def test_a_request_with_an_invalid_field_is_still_recorded(tmp_path):
+def test_a_request_with_an_invalid_field_is_still_recorded():
     """Handlers do not look at fields that they do not know."""
-    disk = LocalDisk(tmp_path)
+    disk = MemoryDisk()
     log = AuditLog(disk, SetClock())
     log.open("me")
     fields = {"topic": "T", "more": "xyz"}
@@ -108,11 +109,12 @@ def test_a_request_with_an_invalid_field_is_still_recorded(tmp_path):
     assert entry.fields == {"?": "text is not UTF-8: invalid continuation byte"}
 
 
-def test_only_the_beginning_of_a_body_is_read(tmp_path):
+def test_only_the_beginning_of_a_body_is_read():
     """A stranger may send 16 MiB that are not UTF-8, which took 0.2 s."""
     (request,) = requests(1)
     request.body = b"\xff" * 4 * 1024 * 1024
-    log = AuditLog(LocalDisk(tmp_path), SetClock())
+    disk = MemoryDisk()
+    log = AuditLog(disk, SetClock())
     log.open("me")
     tracemalloc.start()
 
@@ -122,5 +124,5 @@ def test_only_the_beginning_of_a_body_is_read(tmp_path):
     log.close()
 
     assert peak < 1024 * 1024
-    (entry,) = read_audit(LocalDisk(tmp_path), pytest.fail)
+    (entry,) = read_audit(disk, pytest.fail)
     assert entry.body == "\ufffd" * 1999 + "…"

@@ -10,13 +10,10 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.applications import Starlette
 
 from examples.bank_transfer.books import State
-from examples.bank_transfer.databases import Opening
 from examples.bank_transfer.icbc import Booked
 from examples.bank_transfer.orders import AMOUNT_MAX, Drill, Order, Reason, Refused, see_order
-from examples.bank_transfer.queries import Queries
 from examples.bank_transfer.ways import Way
 from examples.bank_transfer.web.api import BODY_BYTES_MAX, STATUS, api_of, paying_api_of
-from tests.unit.bank.books_stage import Books, sqlite_in
 from txmq.errors import (
     BrokerBusy,
     CommittedBefore,
@@ -232,31 +229,6 @@ def test_a_request_cut_in_the_middle_of_its_body_is_refused():
     status, _ = drive([part(b'{"id":'), {"type": "http.disconnect"}])
 
     assert status == 400
-
-
-def test_accounts_transfers_and_health_are_read_from_the_books(tmp_path):
-    books = Books(sqlite_in(tmp_path), [Opening("A-1", "Zhang San", 10_000_00)])
-
-    async def look():
-        async with books.engine() as engine:
-            routes = api_of(Queries(engine))
-            transport = httpx.ASGITransport(Starlette(routes=routes))
-            async with httpx.AsyncClient(transport=transport, base_url="http://bank") as client:
-                paths = [
-                    "accounts/A-1", "accounts/A-9", "accounts/%00", "accounts/a%00%ff",
-                    "transfers/t-9", "transfers/%00", f"transfers/{'t' * 2_000}", "health",
-                ]  # fmt: skip
-                return [await client.get(f"/api/{path}") for path in paths]
-
-    account, *missing, health = asyncio.run(look())
-
-    assert account.json() == {
-        "number": "A-1", "holder": "Zhang San", "is_open": True, "balance": 10_000_00,
-        "currency": "CNY",
-    }  # fmt: skip
-    assert {answer.status_code for answer in missing} == {404}
-    assert health.json() == {"state": "well"}
-    books.close()
 
 
 @pytest.mark.parametrize("path", ["accounts/A-1", "transfers/t-1", "health"])

@@ -121,7 +121,11 @@ def test_an_amount_out_of_range_is_refused(amount, reason):
 
 @pytest.mark.parametrize("amount", [1, AMOUNT_MAX])
 def test_the_smallest_and_the_largest_amount_can_be_sent(amount):
-    see_order(read_order(BODY.format(amount).encode()))
+    order = read_order(BODY.format(amount).encode())
+
+    see_order(order)
+
+    assert order.amount == amount
 
 
 @pytest.mark.parametrize(

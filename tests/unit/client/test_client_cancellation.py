@@ -9,9 +9,8 @@ from tests.unit.client.consumer_stage import GROUP, TOPIC, Stage
 from tests.unit.client.fake_cluster import FakeCluster
 from txmq.client.client import Client
 from txmq.client.consume import Later
-from txmq.client.consume.pull_consumer import PullConsumer
 from txmq.client.send.producer import Producer
-from txmq.client.settings import ConsumerSettings, ProducerSettings, StartFrom
+from txmq.client.settings import ProducerSettings
 from txmq.message import Message
 
 STEPS_MIN = 5
@@ -124,27 +123,6 @@ def test_a_client_cancelled_anywhere_is_closed():
         assert not client.is_open
 
     assert cancelled_everywhere(on_stage(scene)) > 3
-
-
-@pytest.mark.fault("N12")
-@pytest.mark.parametrize("again_after", [None, 2])
-def test_a_pull_consumer_cancelled_anywhere_leaves_its_group(again_after):
-    async def scene(stage, attempt):
-        client = stage.client(network=own_network(stage, attempt))
-        settings = ConsumerSettings(start=StartFrom.FIRST)
-
-        async def use():
-            consumer = PullConsumer(GROUP, client, settings)
-            consumer.subscribe(TOPIC)
-            async with client, consumer:
-                for _ in range(2):
-                    await consumer.poll()
-                await consumer.commit()
-
-        await attempt.run(use())
-        assert client.consumer(GROUP) is None
-
-    assert cancelled_everywhere(on_stage(scene), again_after=again_after) > STEPS_MIN
 
 
 @pytest.mark.fault("N12")

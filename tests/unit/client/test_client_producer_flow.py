@@ -294,7 +294,17 @@ async def test_send_nowait_above_the_in_flight_limit_raises_with_both_sizes(stag
 
 @produced(in_flight_max=10)
 async def test_a_message_larger_than_the_in_flight_limit_is_sent_alone(stage):
-    await stage.producer.send(message(bytes(11)))
+    stage.always(0, silent)
+    small = asyncio.create_task(stage.producer.send(message(bytes(1)), QUEUE))
+    await asyncio.sleep(0)
+    large = asyncio.create_task(stage.producer.send(message(bytes(11)), QUEUE))
+    await asyncio.sleep(0.5)
+    assert stage.producer.bytes_in_flight == 1
+
+    stage.told(0)
+    with pytest.raises(RequestTimeout):
+        await small
+    assert (await large).status is SendStatus.OK
 
 
 @produced(in_flight_max=100, timeout=1.0)

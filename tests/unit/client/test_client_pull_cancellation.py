@@ -86,6 +86,7 @@ async def schedule(client):
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.fault("N12")
 @pytest.mark.parametrize("again_after", [None, 1, 3])
 @pytest.mark.parametrize("use", [share, choose, pull, schedule])
 def test_a_pull_consumer_cancelled_anywhere_closes_its_own_client(use, again_after):
@@ -99,6 +100,7 @@ def test_a_pull_consumer_cancelled_anywhere_closes_its_own_client(use, again_aft
         await attempt.run(run())
         assert not client.is_open
         assert len(client.tasks) == 0
+        assert client.consumer(GROUP) is None
 
     assert cancelled_everywhere(on_stage(scene), again_after=again_after) > STEPS_MIN
 

@@ -5,14 +5,12 @@ from msgspec.structs import replace
 
 from tests.running import run_by
 from tests.unit.handlers.handler_stage import (
-    batch_of,
-    batching,
     in_world,
     pulled,
     pulling,
     sending,
 )
-from tests.unit.handlers.transaction_stage import DURABLE, in_lives, preparing
+from tests.unit.handlers.transaction_stage import DURABLE, in_lives
 from txmq.protocol import recall
 from txmq.protocol import record as records
 from txmq.protocol.codes import RequestCode
@@ -299,42 +297,6 @@ async def _found(client, topic, key):
     header = MessageQuery(topic, key, 32, 0, 2**62)
     answer = await client.ask(RequestCode.QUERY_MESSAGE, header)
     return [record.body for record in records.unpack_all(answer.body)] if answer.code == 0 else []
-
-
-WISHES = pytest.mark.parametrize(
-    "wish",
-    [{"DELAY": "1"}, {"TIMER_DELAY_SEC": "1"}, {"TIMER_DELAY_MS": "9"}, {"TIMER_DELIVER_MS": "9"}],
-    ids=lambda wish: next(iter(wish)),
-)
-
-
-@WISHES
-@run_by(in_world)
-async def test_a_half_message_with_a_delay_is_refused(stage, /, wish):
-    client = await stage.client()
-    await client.topic("T")
-
-    answer = await client.ask(RequestCode.SEND_MESSAGE, preparing(**wish), body=b"half")
-
-    assert (answer.code, "cannot be delayed" in answer.remark) == (13, True)
-    assert len(stage.broker.store.delays) == len(stage.broker.store.halves.pending) == 0
-
-
-@WISHES
-@run_by(in_world)
-async def test_a_batch_with_a_delay_is_refused(stage, /, wish):
-    client = await stage.client()
-    await client.topic("T")
-    ask, code = client.ask, RequestCode.SEND_BATCH_MESSAGE
-
-    answers = [
-        await ask(code, batching("T"), body=batch_of(b"1", b"2", **wish)),
-        await ask(code, batching("T", **wish), body=batch_of(b"1", b"2")),
-    ]
-
-    assert [answer.code for answer in answers] == [13, 13]
-    assert (await client.pull("T")).code == 19
-    assert len(stage.broker.store.delays) == 0
 
 
 @run_by(in_world)

@@ -4,8 +4,6 @@ import pytest
 
 from tests.running import run_by
 from tests.unit.handlers.handler_stage import (
-    batch_of,
-    batching,
     consumer,
     in_world,
     sending,
@@ -420,16 +418,6 @@ async def test_a_retry_sent_beyond_the_limit_becomes_a_dead_letter(
     assert "allowed" in named["DLQ_REASON"]
     assert "DELAY" not in named
     assert topics_of(stage) == [DEAD]
-
-
-@run_by(in_world)
-async def test_a_batch_to_a_retry_topic_is_refused(stage, /):
-    client = await stage.client()
-    header = batching(RETRY)
-    header.reconsume_times = 99
-    body = batch_of(b"1", b"2")
-    code = await client.code_of(RequestCode.SEND_BATCH_MESSAGE, header, body=body)
-    assert code == ILLEGAL
 
 
 # Across restarts

@@ -263,7 +263,8 @@ async def test_6_a_send_that_names_a_read_only_queue_is_stored_there(stage, /):
     client = await stage.client()
     await client.topic("T", 4, write=2)
 
-    await client.send("T", queue=3)
+    assert (await client.send("T", queue=3)).read(SendAnswer).queue_id == 3
+    assert await client.max_offset("T", 3) == 1
 
 
 @run_by("serve")
@@ -327,9 +328,14 @@ async def test_8_a_batch_with_a_delayed_message_is_illegal(stage, /, name):
     client = await stage.client()
 
     delayed = {name: "3"}
-    body = batch_of(b"a") + batch_of(b"b", **delayed)
-    assert await client.code_of(BATCH, batching("T"), body=body) == ILLEGAL
+    for header, body in (
+        (batching("T"), batch_of(b"a") + batch_of(b"b", **delayed)),
+        (batching("T"), batch_of(b"a", b"b", **delayed)),
+        (batching("T", **delayed), batch_of(b"a", b"b")),
+    ):
+        assert await client.code_of(BATCH, header, body=body) == ILLEGAL
     assert await client.max_offset("T") == 0
+    assert len(stage.broker.store.delays) == 0
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
@@ -395,8 +401,13 @@ async def test_9_a_half_message_cannot_be_delayed(stage, /, name, sys_flag):
     client = await stage.client()
     header = sending("T", sys_flag=sys_flag, **{"TRAN_MSG": "true", name: "3"})
 
-    assert await client.code_of(SEND, header, body=b"x") == ILLEGAL
+    refused = await client.ask(SEND, header, body=b"x")
+
+    assert refused.code == ILLEGAL
+    assert name in refused.remark
+    assert "cannot be delayed" in refused.remark
     assert await client.max_offset(HALVES) == await client.max_offset("T") == 0
+    assert len(stage.broker.store.delays) == len(stage.broker.store.halves.pending) == 0
 
 
 @pytest.mark.parametrize("sys_flag", [8, 12])
@@ -421,10 +432,12 @@ async def test_9_a_half_message_for_a_system_or_retry_topic_is_refused(stage, /,
     assert await client.max_offset(HALVES) == 0
 
 
+@pytest.mark.parametrize("attempts", [0, 99])
 @run_by("serve")
-async def test_10_a_batch_for_a_retry_topic_is_illegal(stage, /):
+async def test_10_a_batch_for_a_retry_topic_is_illegal(stage, /, attempts):
     client = await stage.client()
     header = batching("%RETRY%g")
+    header.reconsume_times = attempts
 
     assert await client.code_of(BATCH, header, body=batch_of(b"a")) == ILLEGAL
 

@@ -651,17 +651,6 @@ async def test_a_half_message_without_a_group_belongs_to_the_group_of_its_sender
     assert (await opened(client))["U1"].producer_group == "producers"
 
 
-@pytest.mark.parametrize("name", ["DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"])
-@run_by(in_lives)
-async def test_a_half_message_with_a_delay_is_refused(life, /, name):
-    client = await life.client()
-    await client.topic("T")
-    refused = await client.ask(RequestCode.SEND_MESSAGE, preparing(**{name: "3"}), body=b"half")
-    assert refused.code == 13
-    assert name in refused.remark
-    assert await client.max_offset(HALVES) == 0
-
-
 # Clocks
 
 

@@ -473,13 +473,21 @@ def test_a_key_function_that_fits_no_call_is_refused_when_it_decorates(key, word
 
 
 @pytest.mark.parametrize(
-    "key", [lambda message: "k", lambda message, at: "k", lambda *given, **named: "k", str]
+    ("key", "given"),
+    [
+        (lambda message: "k", ["m"]),
+        (lambda message, at: "k", ["m", 1]),
+        (lambda *given, **named: "k", ["m", 1]),
+        (str, ["k"]),
+    ],
 )
-def test_a_key_function_that_fits_some_call_is_accepted(key):
+def test_a_key_function_that_fits_some_call_is_accepted(key, given):
     def bill(session, message, at=None, *, by=None):
         return "billed"
 
-    idempotent(MemoryGuard(has_session=True), key=key)(bill)
+    guard = MemoryGuard(has_session=True)
+
+    assert idempotent(guard, key=key)(bill)(*given) == "billed"
 
 
 def test_an_object_that_is_not_a_guard_is_refused():

@@ -104,11 +104,6 @@ async def test_a_broker_that_no_name_server_knows_is_not_ready(stage, /):
 
 @run_by(in_set)
 async def test_a_leader_that_lacks_copies_is_not_ready_until_one_has_joined(stage, /):
-    def settings(role):
-        found = plain(role)
-        return replace(found, replication=replace(found.replication, min_in_sync=2))
-
-    plain = stage.first.settings
     await stage.first.lead()
     broker = stage.first.broker
     copies = broker._copies.answers

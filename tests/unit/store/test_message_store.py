@@ -1,7 +1,5 @@
 """The store as handlers see it: offsets, visibility, lookups, and the state after failures."""
 
-import errno
-import os
 import struct
 from array import array
 
@@ -13,7 +11,6 @@ from txmq.limits import FRAME_BYTES_MAX
 from txmq.protocol import record as records
 from txmq.protocol.record import Record
 from txmq.protocol.span import HEAD_BYTES
-from txmq.runtime.disk import LocalDisk
 from txmq.testing import Loss, MemoryDisk
 from txmq_broker.handlers.offsets import offset_by_time
 from txmq_broker.store.equal_records import EqualRecords
@@ -234,41 +231,6 @@ def test_a_full_disk_refuses_messages_until_there_is_room(room):
     assert shelf.bodies() == expected
     shelf.disk.crash(loss=Loss.EVERYTHING)
     assert Shelf(shelf.disk).bodies() == expected
-
-
-@pytest.mark.fault("S7")
-@pytest.mark.parametrize("ends", ["no space", "nothing written"])
-def test_short_writes_of_a_real_disk_are_finished_or_refused(tmp_path, monkeypatch, ends):
-    shelf = Shelf(LocalDisk(tmp_path))
-    pwrite, room, kept = os.pwrite, 2000, []
-
-    def write_some(descriptor, data, position):
-        nonlocal room
-        size = min(7, len(data), room)
-        room -= size
-        if not size and ends == "no space":
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return pwrite(descriptor, data[:size], position)
-
-    monkeypatch.setattr(os, "pwrite", write_some)
-    for number in range(6):
-        body = b"%d" % number * 300
-        try:
-            shelf.add(body)
-        except DiskFull:
-            continue
-        kept.append(body)
-    assert 0 < len(kept) < 6
-    assert list(shelf.bodies().values()) == kept
-
-    room = 1 << 30
-    shelf.add(b"last")
-
-    expected = dict(enumerate([*kept, b"last"]))
-    assert shelf.bodies() == expected
-    shelf.restart()
-    assert (shelf.bodies(), shelf.recovery.cut_bytes) == (expected, 0)
-    shelf.close()
 
 
 def test_a_full_disk_that_cannot_take_an_index_loses_nothing(shelf):
@@ -582,31 +544,6 @@ def test_the_time_of_a_message_reads_the_same_for_both_kinds_of_hosts(shelf):
 # --- files ---
 
 
-def test_closing_the_store_closes_every_file(tmp_path):
-    def open_files():
-        return [path for path in map(_target, os.listdir("/proc/self/fd")) if str(tmp_path) in path]
-
-    shelf = Shelf(LocalDisk(tmp_path))
-    shelf.add(*[BIG] * 9)
-    shelf.checkpoint()
-    shelf.drop_first_file()
-    assert open_files()
-
-    shelf.close()
-
-    assert open_files() == []
-    shelf.open()
-    shelf.close()
-    assert open_files() == []
-
-
-def _target(descriptor):
-    try:
-        return os.readlink(f"/proc/self/fd/{descriptor}")
-    except OSError:
-        return ""
-
-
 def test_closing_the_store_twice_is_harmless(shelf):
     shelf.close()
     shelf.close()
@@ -627,18 +564,6 @@ def test_a_read_that_the_disk_refuses_raises_a_store_error(shelf):
         shelf.found_by_key("K")
     shelf.disk.repair()
     assert len(shelf.bodies()) == 3
-
-
-def test_a_log_on_a_real_disk_survives_restarts_of_every_kind(tmp_path):
-    shelf = Shelf(LocalDisk(tmp_path))
-    expected = {}
-    for number in range(12):
-        body = b"%d" % number + BIG
-        expected[shelf.add(body)[0].offset] = body
-        (shelf.restart, shelf.restart_cleanly, shelf.checkpoint)[number % 3]()
-
-        assert shelf.bodies() == expected
-    shelf.close()
 
 
 def test_a_store_on_an_empty_disk_opens_empty():

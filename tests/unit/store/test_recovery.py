@@ -17,7 +17,6 @@ from txmq.protocol import record as records
 from txmq.protocol.record import Record
 from txmq.protocol.span import HEAD_BYTES, Decision, DecisionKind, DecisionSource, head
 from txmq.protocol.topics import HALF_TOPIC, OP_TOPIC
-from txmq.runtime.disk import LocalDisk
 from txmq.testing import Loss, MemoryDisk, SeededEntropy, power_cuts
 from txmq_broker.store.index_file import path_of
 from txmq_broker.store.log.commit_log import PATH as HIGH_WATER
@@ -93,24 +92,6 @@ def test_a_span_cut_anywhere_is_gone_with_all_its_records():
         again = Shelf(cut_off(shelf.disk, path, size), ONE_FILE)
 
         assert again.bodies() == {0: b"before"}
-        again.close()
-
-
-@pytest.mark.fault("S1")
-def test_a_log_on_a_real_disk_that_is_cut_keeps_its_whole_spans(tmp_path):
-    shelf = Shelf(LocalDisk(tmp_path))
-    shelf.add(b"one", b"two", b"three")
-    end = shelf.store.log.end
-    shelf.close()
-    path = tmp_path / the_log(shelf.disk)
-
-    for length in range(end - 1, end - 200, -17):
-        (tmp_path / HIGH_WATER).unlink()  # What is cut here was never durable.
-        with path.open("r+b") as file:
-            file.truncate(length)
-        again = Shelf(LocalDisk(tmp_path))
-
-        assert again.bodies() in ({0: b"one", 1: b"two"}, {0: b"one"})
         again.close()
 
 
@@ -881,17 +862,6 @@ def test_a_second_broker_in_one_directory_is_refused():
     shelf.add(b"still mine")
     shelf.restart()
     assert shelf.bodies() == {0: b"still mine"}
-
-
-@pytest.mark.fault("S12")
-def test_a_second_broker_in_one_real_directory_is_refused(tmp_path):
-    shelf = Shelf(LocalDisk(tmp_path))
-    shelf.add(b"one")
-
-    with pytest.raises(DirectoryInUse):
-        Shelf(LocalDisk(tmp_path))
-    shelf.close()
-    assert Shelf(LocalDisk(tmp_path)).bodies() == {0: b"one"}
 
 
 def test_a_refused_start_releases_the_directory():

@@ -18,7 +18,7 @@ from tests.unit.transaction.producing_stage import (
     staged,
 )
 from txmq.client.client import Client
-from txmq.errors import OutcomeUnknown
+from txmq.errors import OutcomeUnknown, UsageError
 from txmq.protocol import command
 from txmq.transaction import TransactionProducer, TransactionSettings, TransactionState
 
@@ -89,9 +89,14 @@ async def test_cancelling_a_local_transaction_sends_no_decision(stage):
 
 
 @staged(bank={"says_of_checks": UNKNOWN})
-async def test_closing_a_producer_twice_is_harmless(stage):
-    await stage.producer.__aexit__(None, None, None)
-    await stage.producer.__aexit__(None, None, None)
+async def test_a_producer_that_is_closed_twice_leaves_its_group_once(stage):
+    await stage.half()
+    for _ in range(2):
+        await stage.producer.__aexit__(None, None, None)
+
+    assert len(stage.cluster.codes("UNREGISTER_CLIENT")) == 1
+    with pytest.raises(UsageError):
+        await stage.half()
 
 
 def test_a_conflict_after_the_caller_was_cancelled_is_counted_and_logged(caplog):

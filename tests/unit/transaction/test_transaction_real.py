@@ -288,17 +288,24 @@ async def test_a_transaction_whose_handler_hangs_is_parked_and_blocks_no_others(
 @pytest.mark.fault("M9")
 @in_world
 async def test_of_two_contradicting_answers_the_first_counts(stage):
-    """Two members of a group have different knowledge."""
-    one, other = Bank(says=UNKNOWN, says_of_checks=UNKNOWN), Bank(says_of_checks=ROLLBACK)
-    async with stage.producer(one) as first, stage.producer(other, "icbc-2"):
+    """Two members of a group have different knowledge, and the one that is asked first is slow."""
+    one = Bank(says_of_checks=lambda: asyncio.sleep(15.0, COMMIT))
+    other = Bank(says_of_checks=ROLLBACK)
+    async with (
+        stage.producer(one, check_timeout=60.0) as first,
+        stage.producer(other, "icbc-2") as second,
+    ):
         half = await first.prepare(message(b"odd"))
-        await asyncio.sleep(600)
-        answered = await stage.open()
-        if not answered:
-            with pytest.raises(TransactionConflict):
-                await first.decide(half, COMMIT)
-        else:
-            assert (await first.decide(half, COMMIT)).is_acknowledged
+        await asyncio.sleep(33)
+        assert (len(one.checked), len(other.checked)) == (1, 1)
+        assert await stage.open() == []
+        assert stage.broker.transactions.tally.conflicts == 0
+        await asyncio.sleep(60)
+        assert stage.broker.transactions.tally.conflicts == 1
+        assert (first.tally.conflicts, second.tally.conflicts) == (1, 0)
+        with pytest.raises(TransactionConflict, match="was rolled back"):
+            await first.decide(half, COMMIT)
+    assert await stage.visible() == []
 
 
 @in_world

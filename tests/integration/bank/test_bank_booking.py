@@ -13,7 +13,7 @@ from examples.bank_transfer.booking import credit, debit, pay_in, refuse, settle
 from examples.bank_transfer.books import BALANCE_MAX, CAPITAL, CLEARING, UNCLAIMED, Entry, State
 from examples.bank_transfer.databases import Opening
 from examples.bank_transfer.orders import DAY_MAX, Advice, Order, Outcome, Reason, Refused
-from tests.unit.bank.books_stage import DAY_MS, NOON_MS, Books, run, sqlite_in
+from tests.integration.bank.books_stage import DAY_MS, NOON_MS, Books, run, sqlite_in
 
 LOTS = 10 * DAY_MAX
 OPENED = [

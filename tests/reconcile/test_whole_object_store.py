@@ -229,9 +229,7 @@ def test_a_run_killed_twice_has_the_same_result_as_in_a_local_folder(night, run)
 
 
 @pytest.mark.fault("P22")
-@pytest.mark.parametrize(
-    ("moment",), some_of([(moment,) for moment in MOMENTS], [(TABLE,)]), ids=name_of
-)
+@pytest.mark.parametrize("moment", some_of(MOMENTS, [TABLE]), ids=name_of)
 def test_a_run_killed_at_any_stage_can_be_run_again(night, moment):
     night.run_killed(moment)
     night.check_between()

@@ -22,7 +22,7 @@ from txmq.errors import (
 from txmq.limits import SLOTS
 from txmq.message import Message
 from txmq.outbox.lanes import Lanes, OutboxRow, Slots, fair_share
-from txmq.outbox.publisher import Publisher, SendFailure, classify
+from txmq.outbox.publisher import PublishedRows, Publisher, SendFailure, classify
 from txmq.outbox.settings import RelaySettings
 from txmq.runtime.clock import SystemClock
 from txmq.runtime.entropy import SystemEntropy
@@ -116,6 +116,17 @@ def test_rows_in_memory_and_those_of_the_next_read_stay_below_the_limit_of_bytes
 
     assert sizes == [RelaySettings().size_max - model.lanes.bytes]
     assert model.lanes.bytes == 2
+
+
+def test_a_published_row_is_known_until_the_read_after_its_deletion_begins():
+    published = PublishedRows(None, None, None)
+    published.add(rows(1, 2))
+    published.drop([1])
+
+    assert [row_id in published for row_id in (1, 2, 3)] == [True, True, False]
+
+    published.gone.clear()  # As a read does when it begins.
+    assert [row_id in published for row_id in (1, 2, 3)] == [False, True, False]
 
 
 @pytest.mark.parametrize("is_late", [False, True])

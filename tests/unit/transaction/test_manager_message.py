@@ -67,13 +67,15 @@ def test_keys_can_be_one_several_or_none(keys, made):
     assert message(one, ORDER, keys=keys).keys == made
 
 
-def test_a_body_or_topic_that_cannot_be_written_is_refused_with_advice():
+def test_a_body_topic_or_tag_that_cannot_be_written_is_refused_with_advice():
     with pytest.raises(
         LocalProtocolError, match=r"of f has no body: object cannot be .*; give it `body="
     ):
         message(one, object())
     with pytest.raises(LocalProtocolError, match="the topic of f's message is not a string: 7"):
         message(one, ORDER, topic=lambda order: order.id)
+    with pytest.raises(LocalProtocolError, match="the tags of f's message is not a string: 7"):
+        message(one, ORDER, tags=lambda order: order.id)
 
 
 def late(function, result, **parts):

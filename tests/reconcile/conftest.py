@@ -8,23 +8,34 @@ HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="session")
-def wednesday(spark, tmp_path_factory):
+def progress_of_two_dates():
+    """The progress of a command that starts Spark and runs two dates."""
+    from txmq.reconcile.progress import Progress
+    from txmq.reconcile.summary import Stage
+
+    progress = Progress()
+    progress.stages = (Stage("start Spark", 100.0),)
+    return progress
+
+
+@pytest.fixture(scope="session")
+def wednesday(spark, progress_of_two_dates, tmp_path_factory):
     """A stage on which Wednesday is over and reconciled, and its run. Tests change copies of it."""
     from tests.reconcile.whole_stage import WEDNESDAY, Stage
 
     stage = Stage.set_up(tmp_path_factory.mktemp("whole") / "wednesday")
     stage.first_day()
-    return stage, stage.run(spark, WEDNESDAY)
+    return stage, stage.run(spark, WEDNESDAY, progress=progress_of_two_dates)
 
 
 @pytest.fixture(scope="session")
-def thursday(spark, wednesday, tmp_path_factory):
+def thursday(spark, wednesday, progress_of_two_dates, tmp_path_factory):
     """Another on which Thursday is too."""
     from tests.reconcile.whole_stage import THURSDAY
 
     stage = wednesday[0].copy(tmp_path_factory.mktemp("whole") / "thursday")
     stage.second_day()
-    return stage, stage.run(spark, THURSDAY)
+    return stage, stage.run(spark, THURSDAY, progress=progress_of_two_dates)
 
 
 def pytest_collection_modifyitems(items):

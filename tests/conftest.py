@@ -39,7 +39,7 @@ TESTS = Path(__file__).parent
 _FOUND = DirectoryBasedExampleDatabase(Path(__file__).parents[1] / ".cache" / "hypothesis")
 _INTEROP = "tests/interop/"
 _SPARK = "with Spark"
-# The files that use the fixtures spark or connect are tested in one process: it is warm only once.
+# The files that use Spark are tested in one process: it is warm only once.
 WITH_SPARK = (
     "reconcile/test_whole_runs.py",
     "reconcile/test_whole_cleared.py",
@@ -51,6 +51,13 @@ WITH_SPARK = (
     "reconcile/test_planted_cases.py",
     "integration/test_bank_reconciled.py",
     "reconcile/test_metamorphic.py",
+    "reconcile/test_seeded_defects.py",
+    "reconcile/test_reference_model.py",
+    "reconcile/test_balance_proofs.py",
+    "reconcile/test_carried_proofs.py",
+    "reconcile/test_balances.py",
+    "reconcile/test_clearing.py",
+    "reconcile/test_quarantine.py",
     "reconcile/test_log_source.py",
     "compatibility/test_released_results.py",
     "reconcile/test_log_cluster.py",

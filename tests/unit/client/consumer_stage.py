@@ -1,11 +1,10 @@
 """A simulated world with a small cluster, and consumers on machines of their own."""
 
 import asyncio
-import inspect
 from types import SimpleNamespace
 from unittest.mock import patch
 
-from tests.unit.client.client_stage import STEADY
+from tests.unit.client.client_stage import STEADY, scenario_test
 from tests.unit.client.fake_cluster import FakeCluster
 from txmq.client.client import Client
 from txmq.client.consume import PushConsumer
@@ -76,22 +75,17 @@ class Stage:
 def acting(*, brokers=1, queues=1, seed=1, empty_pull_s=0.25):
     """Make a test of an async function of a :class:`Stage`."""
 
-    def decorate(scenario):
-        def test():
-            # The fake cluster holds no pull: at the usual pace most work would be empty pulls.
-            pace = patch("txmq.client.consume.fetcher.NOT_HELD_S", empty_pull_s)
-            with pace, World(seed, conditions=STEADY) as world:
-                world.run(on_stage(world))
+    def run(scenario):
+        # The fake cluster holds no pull: at the usual pace most work would be empty pulls.
+        pace = patch("txmq.client.consume.fetcher.NOT_HELD_S", empty_pull_s)
+        with pace, World(seed, conditions=STEADY) as world:
+            world.run(on_stage(world, scenario))
 
-        async def on_stage(world):
-            server = world.machine("server")
-            async with FakeCluster(
-                server.network, server.clock, host=server.address, brokers=brokers
-            ) as cluster:
-                cluster.add_topic(TOPIC, queues)
-                await scenario(Stage(world, cluster))
+    async def on_stage(world, scenario):
+        server = world.machine("server")
+        ports = (server.network, server.clock)
+        async with FakeCluster(*ports, host=server.address, brokers=brokers) as cluster:
+            cluster.add_topic(TOPIC, queues)
+            await scenario(Stage(world, cluster))
 
-        test.__name__, test.__doc__ = scenario.__name__, inspect.getdoc(scenario)
-        return test
-
-    return decorate
+    return lambda scenario: scenario_test(scenario, run)

@@ -141,38 +141,32 @@ async def test_tags_are_not_checked_by_brokers(stage):
 @pytest.mark.parametrize(
     ("code", "error"), [(1, FilterUnsupported), (23, SubscriptionInvalid), (3, RequestNotSupported)]
 )
-def test_refusals_of_stock_brokers_have_text_but_no_position(code, error):
-    @acting()
-    async def scenario(stage):
-        stage.cluster.replies[CHECK] = answering(code)
-        async with stage.client() as client:
-            consumer = PushConsumer(GROUP, client)
-            consumer.on(FAKE_TOPIC, sql="age >")(print)
-            with pytest.raises(error, match="so it is") as refused:
-                await consumer.__aenter__()
-            assert getattr(refused.value, "position", None) is None
-
-    scenario()
+@acting()
+async def test_refusals_of_stock_brokers_have_text_but_no_position(stage, code, error):
+    stage.cluster.replies[CHECK] = answering(code)
+    async with stage.client() as client:
+        consumer = PushConsumer(GROUP, client)
+        consumer.on(FAKE_TOPIC, sql="age >")(print)
+        with pytest.raises(error, match="so it is") as refused:
+            await consumer.__aenter__()
+        assert getattr(refused.value, "position", None) is None
 
 
-def test_a_consumer_starts_when_a_broker_cannot_check_its_condition(caplog):
-    @acting()
-    async def scenario(stage):
-        async with stage.client() as client:
-            request = client.session.request
+@acting()
+async def test_a_consumer_starts_when_a_broker_cannot_check_its_condition(stage, caplog):
+    async with stage.client() as client:
+        request = client.session.request
 
-            async def cut(address, code, *args, **more):
-                if code == CHECK:
-                    raise ConnectFailed("nobody there")
-                return await request(address, code, *args, **more)
+        async def cut(address, code, *args, **more):
+            if code == CHECK:
+                raise ConnectFailed("nobody there")
+            return await request(address, code, *args, **more)
 
-            client.session.request = cut
-            consumer = PushConsumer(GROUP, client)
-            consumer.on(FAKE_TOPIC, sql="age > 5")(print)
-            async with consumer:
-                assert "could not check the condition: nobody there" in caplog.text
-
-    scenario()
+        client.session.request = cut
+        consumer = PushConsumer(GROUP, client)
+        consumer.on(FAKE_TOPIC, sql="age > 5")(print)
+        async with consumer:
+            assert "could not check the condition: nobody there" in caplog.text
 
 
 @staged

@@ -152,26 +152,23 @@ async def test_members_rebalance_every_20_seconds_without_a_notification(stage):
 
 
 @pytest.mark.parametrize("answer", ["refused", "empty", "silent"])
-def test_a_member_keeps_its_queues_when_no_broker_lists_the_group(answer):
-    @acting(queues=2)
-    async def scenario(stage):
-        def reply(request):
-            if answer == "refused":
-                return command.answer(request, 1, remark="no consumer for this group")
-            if answer == "empty":
-                return command.answer(request, body=bodies.ConsumerIds([]).write())
-            return None
+@acting(queues=2)
+async def test_a_member_keeps_its_queues_when_no_broker_lists_the_group(stage, answer):
+    def reply(request):
+        if answer == "refused":
+            return command.answer(request, 1, remark="no consumer for this group")
+        if answer == "empty":
+            return command.answer(request, body=bodies.ConsumerIds([]).write())
+        return None
 
-        async with stage.client() as client, stage.reader(client) as consumer:
-            await stage.until(lambda: len(consumer.queues) == 3)
-            stage.cluster.replies[MEMBERS] = reply
-            client.rebalance_soon(GROUP)
-            await asyncio.sleep(60)
-            assert len(consumer.queues) == 3
-            stage.put(b"0")
-            await stage.until(lambda: stage.seen)
-
-    scenario()
+    async with stage.client() as client, stage.reader(client) as consumer:
+        await stage.until(lambda: len(consumer.queues) == 3)
+        stage.cluster.replies[MEMBERS] = reply
+        client.rebalance_soon(GROUP)
+        await asyncio.sleep(60)
+        assert len(consumer.queues) == 3
+        stage.put(b"0")
+        await stage.until(lambda: stage.seen)
 
 
 @acting(queues=2)

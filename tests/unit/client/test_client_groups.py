@@ -59,19 +59,16 @@ async def test_an_invalid_group_name_is_refused(stage):
 
 
 @pytest.mark.parametrize("offsets", [True, False])
-def test_deleting_a_group_deletes_its_offsets_unless_asked_not_to(offsets):
-    @staged(brokers=2)
-    async def scenario(stage):
-        await stage.admin.create_group("g")
+@staged(brokers=2)
+async def test_deleting_a_group_deletes_its_offsets_unless_asked_not_to(stage, offsets):
+    await stage.admin.create_group("g")
 
-        await stage.admin.delete_group("g", offsets=offsets)
+    await stage.admin.delete_group("g", offsets=offsets)
 
-        assert await stage.admin.groups() == {}
-        (fields, _) = [request[2] for request in stage.cluster.asked if request[1].name == DELETE]
-        text = str(offsets).lower()
-        assert fields == {"groupName": "g", "removeOffset": text, "cleanOffset": text}
-
-    scenario()
+    assert await stage.admin.groups() == {}
+    (fields, _) = [request[2] for request in stage.cluster.asked if request[1].name == DELETE]
+    text = str(offsets).lower()
+    assert fields == {"groupName": "g", "removeOffset": text, "cleanOffset": text}
 
 
 @staged(brokers=2)

@@ -40,46 +40,40 @@ def reading(stage, handler, settings):
 
 
 @pytest.mark.parametrize("settings", KINDS, ids=NAMES)
-def test_a_message_sent_twice_is_handled_once(settings):
-    @staged
-    async def scenario(stage):
-        calls = []
+@staged
+async def test_a_message_sent_twice_is_handled_once(stage, settings):
+    calls = []
 
-        @idempotent(MemoryGuard(is_blocking=False), key=key_of)
-        async def handle(message):
-            calls.append(message.body)
+    @idempotent(MemoryGuard(is_blocking=False), key=key_of)
+    async def handle(message):
+        calls.append(message.body)
 
-        await stage.topic()
-        await sent(stage, b"tea", b"tea")
-        async with reading(stage, handle, settings):
-            while await stage.saved(QUEUE) != 2:
-                await asyncio.sleep(0.1)
-        assert calls == [b"tea"]
-        assert await dead(stage) == []
-
-    scenario()
+    await stage.topic()
+    await sent(stage, b"tea", b"tea")
+    async with reading(stage, handle, settings):
+        while await stage.saved(QUEUE) != 2:
+            await asyncio.sleep(0.1)
+    assert calls == [b"tea"]
+    assert await dead(stage) == []
 
 
 @pytest.mark.parametrize("settings", KINDS, ids=NAMES)
-def test_a_different_message_with_the_same_key_is_dead_lettered_at_once(settings):
-    @staged
-    async def scenario(stage):
-        calls = []
+@staged
+async def test_a_different_message_with_the_same_key_is_dead_lettered_at_once(stage, settings):
+    calls = []
 
-        @idempotent(MemoryGuard(is_blocking=False), key=key_of, scope="shop")
-        async def handle(message):
-            calls.append(message.body)
+    @idempotent(MemoryGuard(is_blocking=False), key=key_of, scope="shop")
+    async def handle(message):
+        calls.append(message.body)
 
-        await stage.topic()
-        await sent(stage, b"tea", b"milk")
-        async with reading(stage, handle, settings):
-            while not (letters := await dead(stage)):
-                await asyncio.sleep(0.1)
-        (letter,) = letters
-        assert (calls, letter.body, letter.attempts) == ([b"tea"], b"milk", 1)
-        assert "shop has used this key before" in letter.properties["DLQ_REASON"]
-
-    scenario()
+    await stage.topic()
+    await sent(stage, b"tea", b"milk")
+    async with reading(stage, handle, settings):
+        while not (letters := await dead(stage)):
+            await asyncio.sleep(0.1)
+    (letter,) = letters
+    assert (calls, letter.body, letter.attempts) == ([b"tea"], b"milk", 1)
+    assert "shop has used this key before" in letter.properties["DLQ_REASON"]
 
 
 @pytest.mark.parametrize("settings", KINDS, ids=NAMES)
@@ -112,19 +106,16 @@ def test_a_message_being_handled_elsewhere_is_redelivered(settings, caplog):
 
 
 @pytest.mark.parametrize("settings", KINDS, ids=NAMES)
-def test_a_message_with_a_version_gap_is_redelivered(settings):
-    @staged
-    async def scenario(stage):
-        calls = []
+@staged
+async def test_a_message_with_a_version_gap_is_redelivered(stage, settings):
+    calls = []
 
-        async def handle(message):
-            calls.append(message.attempts)
-            if len(calls) == 1:
-                raise VersionGap("version 3 comes before version 2")
+    async def handle(message):
+        calls.append(message.attempts)
+        if len(calls) == 1:
+            raise VersionGap("version 3 comes before version 2")
 
-        await stage.topic()
-        await sent(stage, b"3")
-        async with reading(stage, handle, settings):
-            await until(lambda: len(calls) == 2)
-
-    scenario()
+    await stage.topic()
+    await sent(stage, b"3")
+    async with reading(stage, handle, settings):
+        await until(lambda: len(calls) == 2)

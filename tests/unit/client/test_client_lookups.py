@@ -31,14 +31,11 @@ async def test_a_message_at_a_broker_unknown_to_the_name_server_has_no_broker_na
 
 
 @pytest.mark.parametrize("text", ["", "xyz", "00", "0" * 33])
-def test_a_malformed_offset_id_is_refused_without_a_request(text):
-    @staged()
-    async def scenario(stage):
-        with pytest.raises(LocalProtocolError):
-            await stage.admin.view(text)
-        assert stage.cluster.asked == []
-
-    scenario()
+@staged()
+async def test_a_malformed_offset_id_is_refused_without_a_request(stage, text):
+    with pytest.raises(LocalProtocolError):
+        await stage.admin.view(text)
+    assert stage.cluster.asked == []
 
 
 @staged()

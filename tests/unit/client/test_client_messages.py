@@ -139,16 +139,13 @@ async def test_a_send_to_a_read_only_topic_is_refused(stage):
 @pytest.mark.parametrize(
     ("code", "leaf", "effect"), [(2, BrokerBusy, Effect.NONE), (10, FlushTimeout, Effect.APPLIED)]
 )
-def test_a_refusal_says_whether_the_message_is_stored(code, leaf, effect):
-    @staged()
-    async def scenario(stage):
-        stage.cluster.add_topic("T")
-        stage.cluster.replies[SEND] = refuse(code)
-        with pytest.raises(leaf, match="because") as caught:
-            await stage.admin.send(message())
-        assert caught.value.effect is effect
-
-    scenario()
+@staged()
+async def test_a_refusal_says_whether_the_message_is_stored(stage, code, leaf, effect):
+    stage.cluster.add_topic("T")
+    stage.cluster.replies[SEND] = refuse(code)
+    with pytest.raises(leaf, match="because") as caught:
+        await stage.admin.send(message())
+    assert caught.value.effect is effect
 
 
 @staged()
@@ -220,14 +217,11 @@ async def test_a_batch_is_stored_together(stage):
         [message(), message(properties={"DELAY": "3"})],
     ],
 )
-def test_an_invalid_batch_is_refused_without_a_request(messages):
-    @staged()
-    async def scenario(stage):
-        with pytest.raises(LocalProtocolError):
-            await stage.admin.send_batch(messages)
-        assert stage.cluster.asked == []
-
-    scenario()
+@staged()
+async def test_an_invalid_batch_is_refused_without_a_request(stage, messages):
+    with pytest.raises(LocalProtocolError):
+        await stage.admin.send_batch(messages)
+    assert stage.cluster.asked == []
 
 
 @staged()

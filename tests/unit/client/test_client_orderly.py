@@ -243,24 +243,21 @@ async def test_a_lock_is_released_when_the_start_offset_cannot_be_read(stage):
 
 
 @pytest.mark.parametrize("name", ["lock", "unlock"])
-def test_lock_and_unlock_requests_name_the_client_and_the_group(name):
-    @acting()
-    async def scenario(stage):
-        told = []
-        code = RequestCode.LOCK_BATCH_MQ if name == "lock" else RequestCode.UNLOCK_BATCH_MQ
+@acting()
+async def test_lock_and_unlock_requests_name_the_client_and_the_group(stage, name):
+    told = []
+    code = RequestCode.LOCK_BATCH_MQ if name == "lock" else RequestCode.UNLOCK_BATCH_MQ
 
-        def note(request):
-            asked = LockRequest.read(request.body)
-            told.append((asked.client_id, asked.consumer_group, len(asked.mq_set)))
-            body = LockedQueues(asked.mq_set).write() if name == "lock" else b""
-            return command.answer(request, body=body)
+    def note(request):
+        asked = LockRequest.read(request.body)
+        told.append((asked.client_id, asked.consumer_group, len(asked.mq_set)))
+        body = LockedQueues(asked.mq_set).write() if name == "lock" else b""
+        return command.answer(request, body=body)
 
-        stage.cluster.replies[code] = note
-        async with stage.client() as client, stage.reader(client, **ORDERLY) as consumer:
-            await stage.until(lambda: len(consumer.queues) == 2)
-        assert set(told) == {("here@one", GROUP, 1)}
-
-    scenario()
+    stage.cluster.replies[code] = note
+    async with stage.client() as client, stage.reader(client, **ORDERLY) as consumer:
+        await stage.until(lambda: len(consumer.queues) == 2)
+    assert set(told) == {("here@one", GROUP, 1)}
 
 
 @acting(queues=2)

@@ -26,22 +26,21 @@ def put_poison(stage, topic=TOPIC, text="UNIQ_KEY\x01P\x02"):
 
 @pytest.mark.fault("M12")
 @pytest.mark.parametrize("settings", [{}, {"is_orderly": True}])
-def test_a_body_that_does_not_decompress_is_dead_lettered_and_the_queue_goes_on(settings):
-    @acting()
-    async def scenario(stage):
-        stage.put(b"0")
-        put_poison(stage)
-        stage.put(b"2")
-        async with stage.client() as client, stage.reader(client, **settings) as consumer:
-            await stage.until(lambda: stage.bodies() == [b"0", b"2"])
-            await stage.until(lambda: stage.asked(SEND_BACK))
-            await consumer.commit()
-            assert stage.committed() == 3
-        (head,) = stage.asked(SEND_BACK)
-        assert (head["group"], head["delayLevel"], head["originTopic"]) == (GROUP, "-1", TOPIC)
-        assert "does not decompress" in head["reason"]
-
-    scenario()
+@acting()
+async def test_a_body_that_does_not_decompress_is_dead_lettered_and_the_queue_goes_on(
+    stage, settings
+):
+    stage.put(b"0")
+    put_poison(stage)
+    stage.put(b"2")
+    async with stage.client() as client, stage.reader(client, **settings) as consumer:
+        await stage.until(lambda: stage.bodies() == [b"0", b"2"])
+        await stage.until(lambda: stage.asked(SEND_BACK))
+        await consumer.commit()
+        assert stage.committed() == 3
+    (head,) = stage.asked(SEND_BACK)
+    assert (head["group"], head["delayLevel"], head["originTopic"]) == (GROUP, "-1", TOPIC)
+    assert "does not decompress" in head["reason"]
 
 
 @acting()

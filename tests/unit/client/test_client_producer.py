@@ -101,34 +101,28 @@ async def test_an_unknown_topic_is_refused_at_once(stage):
 
 
 @pytest.mark.parametrize("code", [17, 14, 1, 2, 16, 204, 205])
-def test_a_refusal_specific_to_one_broker_is_retried_at_another(code):
-    @produced(brokers=2, queues=1)
-    async def scenario(stage):
-        stage.always(0, refuse(code))
+@produced(brokers=2, queues=1)
+async def test_a_refusal_specific_to_one_broker_is_retried_at_another(stage, code):
+    stage.always(0, refuse(code))
 
-        results = [await stage.producer.send(message()) for _ in range(2)]
+    results = [await stage.producer.send(message()) for _ in range(2)]
 
-        ids = [fields["i"] for fields in stage.fields]
-        assert {result.queue.broker for result in results} == {"broker-b"}
-        at = stage.sends.index("ab")
-        assert ids[at] == ids[at + 1]
-
-    scenario()
+    ids = [fields["i"] for fields in stage.fields]
+    assert {result.queue.broker for result in results} == {"broker-b"}
+    at = stage.sends.index("ab")
+    assert ids[at] == ids[at + 1]
 
 
 @pytest.mark.parametrize(("code", "leaf"), [(13, MessageIllegal), (999, UnknownRefusal)])
-def test_a_refusal_that_every_broker_would_give_is_raised_at_once(code, leaf):
-    @produced(brokers=2)
-    async def scenario(stage):
-        stage.always(0, refuse(code))
-        stage.always(1, refuse(code))
+@produced(brokers=2)
+async def test_a_refusal_that_every_broker_would_give_is_raised_at_once(stage, code, leaf):
+    stage.always(0, refuse(code))
+    stage.always(1, refuse(code))
 
-        with pytest.raises(leaf, match="because"):
-            await stage.producer.send(message())
+    with pytest.raises(leaf, match="because"):
+        await stage.producer.send(message())
 
-        assert len(stage.sends) == 1
-
-    scenario()
+    assert len(stage.sends) == 1
 
 
 @produced(brokers=3, queues=1)
@@ -491,17 +485,14 @@ async def test_an_unreadable_answer_leaves_open_whether_the_message_is_stored(st
         (12, SendStatus.FLUSH_SLAVE_TIMEOUT),
     ],
 )
-def test_a_message_stored_but_not_flushed_or_replicated_is_a_result(code, status):
-    @produced(brokers=2)
-    async def scenario(stage):
-        stage.always(0, stored_as(code))
-        stage.always(1, stored_as(code))
+@produced(brokers=2)
+async def test_a_message_stored_but_not_flushed_or_replicated_is_a_result(stage, code, status):
+    stage.always(0, stored_as(code))
+    stage.always(1, stored_as(code))
 
-        result = await stage.producer.send(message())
+    result = await stage.producer.send(message())
 
-        assert (result.status, result.offset, len(stage.sends)) == (status, 7, 1)
-
-    scenario()
+    assert (result.status, result.offset, len(stage.sends)) == (status, 7, 1)
 
 
 @produced()

@@ -317,20 +317,17 @@ async def test_a_send_waiting_in_line_fails_when_the_producer_closes(stage):
 
 
 @pytest.mark.parametrize("turns", range(60))
-def test_a_send_may_be_cancelled_at_any_moment(turns):
-    @produced(in_flight_max=100)
-    async def scenario(stage):
-        others = [stage.producer.send_nowait(message(bytes(60)))]
-        task = asyncio.create_task(stage.producer.send(message(bytes(50))))
-        for _ in range(turns):
-            await asyncio.sleep(0.0002)
-        task.cancel()
-        await asyncio.gather(task, *others, return_exceptions=True)
-        assert stage.producer.bytes_in_flight == 0
-        stage.assert_nothing_is_left()
-        await stage.producer.send(message())
-
-    scenario()
+@produced(in_flight_max=100)
+async def test_a_send_may_be_cancelled_at_any_moment(stage, turns):
+    others = [stage.producer.send_nowait(message(bytes(60)))]
+    task = asyncio.create_task(stage.producer.send(message(bytes(50))))
+    for _ in range(turns):
+        await asyncio.sleep(0.0002)
+    task.cancel()
+    await asyncio.gather(task, *others, return_exceptions=True)
+    assert stage.producer.bytes_in_flight == 0
+    stage.assert_nothing_is_left()
+    await stage.producer.send(message())
 
 
 @produced()

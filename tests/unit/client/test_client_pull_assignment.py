@@ -330,26 +330,23 @@ async def test_noting_the_offset_of_an_assigned_queue_is_refused(stage):
 @pytest.mark.parametrize(
     ("start", "first"), [(StartFrom.FIRST, 0), (StartFrom.TIME, 2), (StartFrom.LAST, 4)]
 )
-def test_a_new_group_starts_where_configured_even_in_a_queue_with_its_first_message(start, first):
+@staged
+async def test_a_new_group_starts_where_configured_even_in_a_queue_with_its_first_message(
+    stage, start, first
+):
     """RocketMQ returns 0 for such a queue, unless the request forbids it, as if the group had
     consumed from it before.
     """
 
-    @staged
-    async def scenario(stage):
-        [queue] = await stage.topic(messages=2)
-        await asyncio.sleep(10)
-        start_ms = (
-            stage.world.machine("reader").clock.wall_ms() if start is StartFrom.TIME else None
-        )
+    [queue] = await stage.topic(messages=2)
+    await asyncio.sleep(10)
+    start_ms = stage.world.machine("reader").clock.wall_ms() if start is StartFrom.TIME else None
+    await asyncio.sleep(1)
+    await stage.send(queue, 2, first=2)
+    consumer = stage.consumer(replace(SOON, start=start, start_ms=start_ms))
+    consumer.subscribe(TOPIC)
+    async with consumer:
+        await until(lambda: consumer.queues)
         await asyncio.sleep(1)
-        await stage.send(queue, 2, first=2)
-        consumer = stage.consumer(replace(SOON, start=start, start_ms=start_ms))
-        consumer.subscribe(TOPIC)
-        async with consumer:
-            await until(lambda: consumer.queues)
-            await asyncio.sleep(1)
-            await stage.send(queue, 1, first=4)
-            assert bodies(await polled(consumer, 5 - first)) == numbered(0, *range(first, 5))
-
-    scenario()
+        await stage.send(queue, 1, first=4)
+        assert bodies(await polled(consumer, 5 - first)) == numbered(0, *range(first, 5))

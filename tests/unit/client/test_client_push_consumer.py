@@ -30,15 +30,12 @@ def refuse(request):
 
 
 @pytest.mark.parametrize("start", StartFrom)
-def test_a_known_group_continues_at_its_committed_offset(start):
-    @acting()
-    async def scenario(stage):
-        stage.put(b"0", b"1", b"2")
-        stage.broker.offsets[GROUP, TOPIC, 0] = 1
-        async with stage.client() as client, stage.reader(client, start=start):
-            await stage.until(lambda: stage.bodies() == [b"1", b"2"])
-
-    scenario()
+@acting()
+async def test_a_known_group_continues_at_its_committed_offset(stage, start):
+    stage.put(b"0", b"1", b"2")
+    stage.broker.offsets[GROUP, TOPIC, 0] = 1
+    async with stage.client() as client, stage.reader(client, start=start):
+        await stage.until(lambda: stage.bodies() == [b"1", b"2"])
 
 
 @pytest.mark.parametrize(
@@ -49,18 +46,15 @@ def test_a_known_group_continues_at_its_committed_offset(start):
         ({"start": StartFrom.TIME}, [b"young", b"new"]),
     ],
 )
-def test_a_new_group_starts_where_its_settings_say(settings, expected):
-    @acting()
-    async def scenario(stage):
-        stage.put(b"old")
-        await asyncio.sleep(1801)  # More than half an hour, the default without a time.
-        stage.put(b"young")
-        async with stage.client() as client, stage.reader(client, **settings) as consumer:
-            await stage.until(lambda: consumer.positions().get(Queue(TOPIC, "broker-a", 0)))
-            stage.put(b"new")
-            await stage.until(lambda: stage.bodies() == expected)
-
-    scenario()
+@acting()
+async def test_a_new_group_starts_where_its_settings_say(stage, settings, expected):
+    stage.put(b"old")
+    await asyncio.sleep(1801)  # More than half an hour, the default without a time.
+    stage.put(b"young")
+    async with stage.client() as client, stage.reader(client, **settings) as consumer:
+        await stage.until(lambda: consumer.positions().get(Queue(TOPIC, "broker-a", 0)))
+        stage.put(b"new")
+        await stage.until(lambda: stage.bodies() == expected)
 
 
 @acting()
@@ -143,20 +137,17 @@ async def test_a_failed_message_is_sent_back_and_redelivered_under_its_own_topic
         ({"attempts_max": 3}, Later(DEAD_LETTER), "-1", "3"),
     ],
 )
-def test_a_handler_can_choose_the_delay_of_a_retry(settings, verdict, level, most):
-    @acting()
-    async def scenario(stage):
-        async def later(message):
-            return None if message.attempts else verdict
+@acting()
+async def test_a_handler_can_choose_the_delay_of_a_retry(stage, settings, verdict, level, most):
+    async def later(message):
+        return None if message.attempts else verdict
 
-        stage.put(b"0")
-        async with stage.client() as client, stage.reader(client, later, **settings):
-            await stage.until(lambda: stage.asked(SEND_BACK))
-        (head,) = stage.asked(SEND_BACK)
-        assert (head["delayLevel"], head.get("maxReconsumeTimes")) == (level, most)
-        assert stage.committed() == 1
-
-    scenario()
+    stage.put(b"0")
+    async with stage.client() as client, stage.reader(client, later, **settings):
+        await stage.until(lambda: stage.asked(SEND_BACK))
+    (head,) = stage.asked(SEND_BACK)
+    assert (head["delayLevel"], head.get("maxReconsumeTimes")) == (level, most)
+    assert stage.committed() == 1
 
 
 @acting()
@@ -247,23 +238,20 @@ async def test_a_message_of_a_topic_without_a_handler_is_sent_back(stage):
         ({"topic_cached_max": 10, "pull_batch": 1}, 10),
     ],
 )
-def test_fetching_stops_at_each_limit_of_the_cache(settings, most):
-    @acting()
-    async def scenario(stage):
-        stage.put(*[b"%010d" % each for each in range(200)])
-        go = asyncio.Event()
-        async with (
-            stage.client() as client,
-            stage.reader(client, lambda _: go.wait(), **settings) as consumer,
-        ):
-            await stage.until(lambda: stage.seen)
-            await asyncio.sleep(10)
-            (held,) = [each for q, each in consumer.held().items() if q.topic == TOPIC]
-            assert held.cached_msg_max_offset == most
-            go.set()
-            await stage.until(lambda: len(stage.seen) == 200)
-
-    scenario()
+@acting()
+async def test_fetching_stops_at_each_limit_of_the_cache(stage, settings, most):
+    stage.put(*[b"%010d" % each for each in range(200)])
+    go = asyncio.Event()
+    async with (
+        stage.client() as client,
+        stage.reader(client, lambda _: go.wait(), **settings) as consumer,
+    ):
+        await stage.until(lambda: stage.seen)
+        await asyncio.sleep(10)
+        (held,) = [each for q, each in consumer.held().items() if q.topic == TOPIC]
+        assert held.cached_msg_max_offset == most
+        go.set()
+        await stage.until(lambda: len(stage.seen) == 200)
 
 
 @acting()
@@ -362,27 +350,24 @@ async def test_a_stop_lets_handlers_finish_fetched_messages(stage):
 
 
 @pytest.mark.parametrize("settings", [{}, {"is_orderly": True}])
-def test_a_stop_cancels_handlers_after_stop_timeout(settings):
-    @acting()
-    async def scenario(stage):
-        ends = []
+@acting()
+async def test_a_stop_cancels_handlers_after_stop_timeout(stage, settings):
+    ends = []
 
-        async def slow(message):
-            try:
-                await asyncio.sleep(3600)
-            finally:
-                ends.append(message.offset)
+    async def slow(message):
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            ends.append(message.offset)
 
-        stage.put(b"0", b"1")
-        async with stage.client() as client:
-            async with stage.reader(client, slow, concurrency=1, stop_timeout=7.0, **settings):
-                await stage.until(lambda: stage.seen)
-                before = stage.world.now()
-            assert 7.0 <= stage.world.now() - before < 8.0
-        assert ends == [0]
-        assert stage.committed() == 0
-
-    scenario()
+    stage.put(b"0", b"1")
+    async with stage.client() as client:
+        async with stage.reader(client, slow, concurrency=1, stop_timeout=7.0, **settings):
+            await stage.until(lambda: stage.seen)
+            before = stage.world.now()
+        assert 7.0 <= stage.world.now() - before < 8.0
+    assert ends == [0]
+    assert stage.committed() == 0
 
 
 @acting()
@@ -542,30 +527,27 @@ async def test_a_paused_consumer_also_pauses_queues_it_gains_later(stage):
 
 
 @pytest.mark.parametrize("settings", [{}, {"is_orderly": True}])
-def test_a_move_discards_fetched_messages(settings):
-    @acting()
-    async def scenario(stage):
-        stage.put(*[b"%d" % number for number in range(8)])
-        go = asyncio.Event()
+@acting()
+async def test_a_move_discards_fetched_messages(stage, settings):
+    stage.put(*[b"%d" % number for number in range(8)])
+    go = asyncio.Event()
 
-        async def wait(message):
-            await go.wait()
+    async def wait(message):
+        await go.wait()
 
-        settings_ = {**settings, "concurrency": 1}
-        async with stage.client() as client, stage.reader(client, wait, **settings_) as consumer:
-            await stage.until(lambda: stage.seen)
-            moving = asyncio.create_task(consumer.move({Queue(TOPIC, "broker-a", 0): 6}))
-            await asyncio.sleep(0.1)
-            go.set()
-            await moving
-            await stage.until(lambda: stage.bodies() == [b"0", b"6", b"7"])
-            await consumer.commit()
-            assert stage.committed() == 8
-            await consumer.move({Queue(TOPIC, "broker-a", 0): 7, Queue("Other", "b", 0): 1})
-            assert stage.committed() in (7, 8)
-            await stage.until(lambda: stage.bodies() == [b"0", b"6", b"7", b"7"])
-
-    scenario()
+    settings_ = {**settings, "concurrency": 1}
+    async with stage.client() as client, stage.reader(client, wait, **settings_) as consumer:
+        await stage.until(lambda: stage.seen)
+        moving = asyncio.create_task(consumer.move({Queue(TOPIC, "broker-a", 0): 6}))
+        await asyncio.sleep(0.1)
+        go.set()
+        await moving
+        await stage.until(lambda: stage.bodies() == [b"0", b"6", b"7"])
+        await consumer.commit()
+        assert stage.committed() == 8
+        await consumer.move({Queue(TOPIC, "broker-a", 0): 7, Queue("Other", "b", 0): 1})
+        assert stage.committed() in (7, 8)
+        await stage.until(lambda: stage.bodies() == [b"0", b"6", b"7", b"7"])
 
 
 @acting()
@@ -690,23 +672,20 @@ async def test_a_topic_created_after_the_consumer_starts_is_consumed_within_seco
 
 
 @pytest.mark.parametrize("settings", [{}, {"is_orderly": True}])
-def test_a_stop_ends_even_if_a_handler_suppresses_its_cancellation(settings):
-    @acting()
-    async def scenario(stage):
-        async def stubborn(message):
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.sleep(3600)
+@acting()
+async def test_a_stop_ends_even_if_a_handler_suppresses_its_cancellation(stage, settings):
+    async def stubborn(message):
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(3600)
 
-        stage.put(b"0", b"1")
-        async with stage.client() as client:
-            async with stage.reader(client, stubborn, concurrency=1, stop_timeout=1.0, **settings):
-                await stage.until(lambda: stage.seen)
-                before = stage.world.now()
-            assert stage.world.now() - before < 2.0
-        assert stage.bodies() == [b"0"]
-        assert stage.committed() == 0
-
-    scenario()
+    stage.put(b"0", b"1")
+    async with stage.client() as client:
+        async with stage.reader(client, stubborn, concurrency=1, stop_timeout=1.0, **settings):
+            await stage.until(lambda: stage.seen)
+            before = stage.world.now()
+        assert stage.world.now() - before < 2.0
+    assert stage.bodies() == [b"0"]
+    assert stage.committed() == 0
 
 
 @acting()

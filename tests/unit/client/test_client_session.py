@@ -388,45 +388,38 @@ def silent(request):
 
 @pytest.mark.fault("N5")
 @pytest.mark.parametrize("reply", [unknown, empty, silent])
-def test_a_known_route_is_kept_while_the_name_server_does_not_know_it(reply):
+@staged()
+async def test_a_known_route_is_kept_while_the_name_server_does_not_know_it(stage, reply):
     """The name server forgets the topic, names no queue of it, or does not answer."""
 
-    @staged()
-    async def scenario(stage):
-        stage.cluster.add_topic("T")
-        good = await stage.session.route("T")
-        stage.cluster.replies[RequestCode.GET_ROUTEINFO_BY_TOPIC] = reply
+    stage.cluster.add_topic("T")
+    good = await stage.session.route("T")
+    stage.cluster.replies[RequestCode.GET_ROUTEINFO_BY_TOPIC] = reply
 
-        for _ in range(3):
-            await asyncio.sleep(FRESH_S + 1)
-            asked_at = stage.world.now()
-            assert await stage.session.route("T") == good
-            assert stage.world.now() - asked_at <= KNOWN_ROUTE_WAIT_S
-        if reply is silent:
-            with pytest.raises(TransportError):
-                await stage.session.refresh()
-        else:
-            assert await stage.session.refresh() == []
-        assert await stage.session.address_of(good.writable[0])
-
-    scenario()
+    for _ in range(3):
+        await asyncio.sleep(FRESH_S + 1)
+        asked_at = stage.world.now()
+        assert await stage.session.route("T") == good
+        assert stage.world.now() - asked_at <= KNOWN_ROUTE_WAIT_S
+    if reply is silent:
+        with pytest.raises(TransportError):
+            await stage.session.refresh()
+    else:
+        assert await stage.session.refresh() == []
+    assert await stage.session.address_of(good.writable[0])
 
 
 @pytest.mark.fault("N5")
 @pytest.mark.parametrize("reply", [unknown, empty])
-def test_a_topic_without_a_known_route_is_not_found(reply):
+@staged()
+async def test_a_topic_without_a_known_route_is_not_found(stage, reply):
+    stage.cluster.add_topic("T")
+    stage.cluster.replies[RequestCode.GET_ROUTEINFO_BY_TOPIC] = reply
 
-    @staged()
-    async def scenario(stage):
-        stage.cluster.add_topic("T")
-        stage.cluster.replies[RequestCode.GET_ROUTEINFO_BY_TOPIC] = reply
-
-        with pytest.raises(TopicNotFound):
-            await stage.session.route("T")
-        with pytest.raises(TopicNotFound):
-            await stage.session.route_to_write("T")
-
-    scenario()
+    with pytest.raises(TopicNotFound):
+        await stage.session.route("T")
+    with pytest.raises(TopicNotFound):
+        await stage.session.route_to_write("T")
 
 
 @pytest.mark.fault("N5")

@@ -96,17 +96,14 @@ async def test_a_topic_can_be_created_at_one_broker(stage):
     ("queues", "perm", "writable", "readable"),
     [(5, 6, 5, 5), (1, 6, 1, 1), (2, 4, 0, 2), (2, 2, 2, 0)],
 )
-def test_a_change_of_a_topic_is_awaited(queues, perm, writable, readable):
-    @staged()
-    async def scenario(stage):
-        await stage.admin.create_topic("T", 2)
-        stage.cluster.brokers[0].shown_after = 3
+@staged()
+async def test_a_change_of_a_topic_is_awaited(stage, queues, perm, writable, readable):
+    await stage.admin.create_topic("T", 2)
+    stage.cluster.brokers[0].shown_after = 3
 
-        route = await stage.admin.create_topic("T", queues, perm=perm)
+    route = await stage.admin.create_topic("T", queues, perm=perm)
 
-        assert (len(route.writable), len(route.readable)) == (writable, readable)
-
-    scenario()
+    assert (len(route.writable), len(route.readable)) == (writable, readable)
 
 
 @staged()
@@ -124,14 +121,11 @@ async def test_a_created_topic_that_no_name_server_shows_times_out(stage):
 @pytest.mark.parametrize(
     ("name", "problem"), [("a b", LocalProtocolError), ("t" * 128, LimitExceeded)]
 )
-def test_an_invalid_topic_name_is_refused_without_a_request(name, problem):
-    @staged()
-    async def scenario(stage):
-        with pytest.raises(problem):
-            await stage.admin.create_topic(name)
-        assert stage.cluster.asked == []
-
-    scenario()
+@staged()
+async def test_an_invalid_topic_name_is_refused_without_a_request(stage, name, problem):
+    with pytest.raises(problem):
+        await stage.admin.create_topic(name)
+    assert stage.cluster.asked == []
 
 
 @staged(brokers=2)

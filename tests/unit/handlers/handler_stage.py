@@ -175,11 +175,15 @@ class Stage:
         """Let virtual time pass."""
         await asyncio.sleep(seconds)
 
-    async def client(self, name=None, *, address=None):
+    async def client(self, name=None, *, address=None, topic=None):
+        """A new client, who has created this topic."""
         self._clients += 1
         inbox = Inbox()
         connection = await self._connect(inbox.serve, self._clients, address)
-        return Client(connection, inbox, name or f"client-{self._clients}")
+        client = Client(connection, inbox, name or f"client-{self._clients}")
+        if topic is not None:
+            await client.topic(topic)
+        return client
 
     async def clients(self, count):
         return [await self.client() for _ in range(count)]
@@ -301,3 +305,13 @@ def in_world(main, settings=SETTINGS, *, restarted=None, within=3600.0):
 
     world = World(1, scenario=main.__qualname__, conditions=STEADY)
     world.run(scenario(world), timeout=within)
+
+
+def with_client(main, settings=SETTINGS, *, topic=None, run=in_world, **options):
+    """Run a coroutine function of a client, who has created this topic."""
+
+    async def of_client(stage):
+        await main(await stage.client(topic=topic))
+
+    of_client.__qualname__ = main.__qualname__
+    run(of_client, settings, **options)

@@ -5,7 +5,13 @@ import json
 import pytest
 
 from tests.running import run_by
-from tests.unit.handlers.handler_stage import consumer, in_world, subscription, with_topics
+from tests.unit.handlers.handler_stage import (
+    consumer,
+    in_world,
+    subscription,
+    with_client,
+    with_topics,
+)
 from txmq.protocol.bodies import (
     ConsumerConnections,
     ConsumerIds,
@@ -43,9 +49,8 @@ async def ids(client, group="group"):
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
-@run_by("serve")
-async def test_a_heartbeat_is_answered_with_a_version_that_java_clients_accept(stage, /, kind):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_heartbeat_is_answered_with_a_version_that_java_clients_accept(client, /, kind):
     answer = await client.ok(BEAT, body=JAVAS, kind=kind)
 
     assert answer.kind == kind
@@ -54,7 +59,7 @@ async def test_a_heartbeat_is_answered_with_a_version_that_java_clients_accept(s
     assert await ids(client, "G") == ["10.0.0.5@1234#98765"]
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_a_heartbeat_creates_the_group_and_its_retry_topic(stage, /):
     client = await stage.client()
     await client.beat(consumer("g", "T"))
@@ -65,7 +70,7 @@ async def test_a_heartbeat_creates_the_group_and_its_retry_topic(stage, /):
 
 
 @pytest.mark.parametrize(("queues", "made"), [(3, 3), (0, 1)])
-@run_by("serve")
+@run_by(in_world)
 async def test_the_retry_topic_has_the_number_of_queues_set_for_the_group(stage, /, queues, made):
     client = await stage.client()
     config = GroupConfig("g", retry_queue_nums=queues)
@@ -75,41 +80,35 @@ async def test_the_retry_topic_has_the_number_of_queues_set_for_the_group(stage,
     assert len(stage.broker.topics.get("%RETRY%g").queues) == made
 
 
-@run_by("serve")
-async def test_a_group_whose_name_is_too_long_for_a_retry_topic_joins_without_one(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_group_whose_name_is_too_long_for_a_retry_topic_joins_without_one(client, /):
     await client.beat(consumer("g" * 200))
 
     assert await ids(client, "g" * 200) == ["client-1"]
 
 
-@run_by("serve", with_topics(auto_create_groups=False))
-async def test_with_auto_creation_off_a_heartbeat_of_an_unknown_group_is_refused(stage, /):
-    client = await stage.client()
+@run_by(with_client, with_topics(auto_create_groups=False))
+async def test_with_auto_creation_off_a_heartbeat_of_an_unknown_group_is_refused(client, /):
     beat = Heartbeat("id", [], [consumer("g")])
 
     assert await client.code_of(BEAT, body=beat.write()) == NO_GROUP
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"[1]", b"\xff"])
-@run_by("serve")
-async def test_a_malformed_heartbeat_is_an_error(stage, /, body):
-    client = await stage.client()
-
+@run_by(with_client)
+async def test_a_malformed_heartbeat_is_an_error(client, /, body):
     assert await client.code_of(BEAT, body=body) == ERROR
 
 
 # Members
 
 
-@run_by("serve")
-async def test_listing_the_members_of_an_empty_group_is_an_error(stage, /):
-    client = await stage.client()
-
+@run_by(with_client)
+async def test_listing_the_members_of_an_empty_group_is_an_error(client, /):
     assert await ids(client) == -ERROR
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_a_client_with_two_connections_is_listed_once(stage, /):
     first, same, second = (
         await stage.client("one"),
@@ -125,7 +124,7 @@ async def test_a_client_with_two_connections_is_listed_once(stage, /):
 # Notifications of changes (40)
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_all_members_are_notified_of_a_new_member_including_itself(stage, /):
     old, new = await stage.clients(2)
     await old.beat(consumer("group", "T"))
@@ -138,9 +137,8 @@ async def test_all_members_are_notified_of_a_new_member_including_itself(stage, 
     await new.heard(CHANGED)
 
 
-@run_by("serve")
-async def test_a_repeated_heartbeat_notifies_nobody(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_repeated_heartbeat_notifies_nobody(client, /):
     await client.beat(consumer("group", "T"))
     await client.heard(CHANGED)
     await client.beat(consumer("group", "T"))
@@ -151,7 +149,7 @@ async def test_a_repeated_heartbeat_notifies_nobody(stage, /):
     assert client.heard_nothing()
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_a_change_of_subscribed_topics_notifies_the_group(stage, /):
     client, other = await stage.clients(2)
     for member in (client, other):
@@ -163,7 +161,7 @@ async def test_a_change_of_subscribed_topics_notifies_the_group(stage, /):
     await client.heard(CHANGED)
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_unregistering_removes_the_member_and_notifies_the_group(stage, /):
     leaving, staying = await stage.clients(2)
     for member in (leaving, staying):
@@ -175,7 +173,7 @@ async def test_unregistering_removes_the_member_and_notifies_the_group(stage, /)
     assert await ids(staying) == [staying.name]
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_a_lost_connection_removes_the_member_and_notifies_the_group(stage, /):
     leaving, staying = await stage.clients(2)
     for member in (leaving, staying):
@@ -204,9 +202,8 @@ async def test_a_client_without_heartbeats_for_two_minutes_is_disconnected(stage
     assert await ids(lively) == [lively.name]
 
 
-@run_by("serve")
-async def test_a_group_can_switch_off_notifications_of_member_changes(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_group_can_switch_off_notifications_of_member_changes(client, /):
     config = GroupConfig("group", notify_consumer_ids_changed_enable=False)
     await client.ok(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=config.write())
     await client.beat(consumer("group", "T"))
@@ -215,7 +212,7 @@ async def test_a_group_can_switch_off_notifications_of_member_changes(stage, /):
     assert client.heard_nothing()
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_a_member_change_is_not_notified_to_other_groups(stage, /):
     one, other = await stage.clients(2)
     await one.beat(consumer("one", "T"))
@@ -230,7 +227,7 @@ async def test_a_member_change_is_not_notified_to_other_groups(stage, /):
 
 
 @pytest.mark.parametrize(("producers", "consumers"), [(None, None), ("p", None), (None, "unknown")])
-@run_by("serve")
+@run_by(in_world)
 async def test_unregistering_from_a_group_one_is_not_in_changes_nothing(
     stage, /, producers, consumers
 ):
@@ -241,7 +238,7 @@ async def test_unregistering_from_a_group_one_is_not_in_changes_nothing(
     assert await ids(client) == [other.name]
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_unregistering_releases_the_queue_locks_of_the_client(stage, /):
     leaving, other = await stage.clients(2)
     queues = [MessageQueue("broker-a", 0, "T")]
@@ -260,9 +257,8 @@ async def test_unregistering_releases_the_queue_locks_of_the_client(stage, /):
 # What operators see
 
 
-@run_by("serve")
-async def test_consumer_connections_are_shown_with_their_subscriptions(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_consumer_connections_are_shown_with_their_subscriptions(client, /):
     await client.beat(consumer("group", T="A"), version=317)
     answer = await client.ok(CONSUMERS, GroupHeader("group"))
 
@@ -277,16 +273,13 @@ async def test_consumer_connections_are_shown_with_their_subscriptions(stage, /)
     assert shown.subscription_table["T"] == subscription("T", "A")
 
 
-@run_by("serve")
-async def test_consumer_connections_of_an_offline_group_are_answered_offline(stage, /):
-    client = await stage.client()
-
+@run_by(with_client)
+async def test_consumer_connections_of_an_offline_group_are_answered_offline(client, /):
     assert await client.code_of(CONSUMERS, GroupHeader("group")) == OFFLINE
 
 
-@run_by("serve")
-async def test_producer_connections_of_a_group_are_shown(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_producer_connections_of_a_group_are_shown(client, /):
     await client.beat(producers=["p"])
     answer = await client.ok(PRODUCERS, NamedGroup("p"))
     (connection,) = ProducerConnections.read(answer.body).connection_set
@@ -296,7 +289,7 @@ async def test_producer_connections_of_a_group_are_shown(stage, /):
     assert await client.code_of(PRODUCERS, NamedGroup()) == ERROR
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_producer_connections_of_all_groups_are_shown_at_once(stage, /):
     client = await stage.client()
     await client.beat(producers=["p", "q"])

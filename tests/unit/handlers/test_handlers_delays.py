@@ -11,6 +11,7 @@ from tests.unit.handlers.handler_stage import (
     pulled,
     pulling,
     sending,
+    with_client,
 )
 from tests.unit.handlers.transaction_stage import DURABLE, in_lives, preparing
 from txmq.protocol import recall
@@ -46,8 +47,7 @@ async def arrival(client, topic, offset=0):
 
 @run_by(in_world, within=4 * 3600.0)
 async def test_a_message_of_each_delay_level_is_delivered_on_time(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+    client = await stage.client(topic="T")
     waiting = []
     for level in range(1, len(LEVELS_S) + 1):
         body = f"later {level}".encode()
@@ -76,8 +76,7 @@ async def test_a_message_of_each_delay_level_is_delivered_on_time(stage, /):
 
 @run_by(in_world, within=600.0)
 async def test_timed_messages_are_delivered_in_the_order_of_their_times(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+    client = await stage.client(topic="T")
     now = stage.clock.wall_ms()
     wants = [now + 90_500, now + 1_234, now + 61_000, now + 1_999, now + 90_499, now + 3_000]
     for due in wants:
@@ -91,8 +90,7 @@ async def test_timed_messages_are_delivered_in_the_order_of_their_times(stage, /
 
 @run_by(in_world)
 async def test_a_message_with_a_time_in_the_past_is_delivered_at_once(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+    client = await stage.client(topic="T")
     await client.send("T", b"at once", TIMER_DELIVER_MS=str(stage.clock.wall_ms()))
 
     assert (await client.pull("T")).bodies == [b"at once"]
@@ -109,8 +107,7 @@ async def test_a_message_with_a_time_in_the_past_is_delivered_at_once(stage, /):
 )
 @run_by(in_world)
 async def test_an_invalid_or_too_long_delay_is_refused(stage, /, wish, complaint):
-    client = await stage.client()
-    await client.topic("T")
+    client = await stage.client(topic="T")
 
     answer = await client.ask(RequestCode.SEND_MESSAGE, sending("T", **wish), body=b"x")
 
@@ -136,8 +133,7 @@ def test_a_delay_level_above_the_highest_counts_as_the_highest():
 
 @run_by(in_world)
 async def test_a_recalled_message_is_not_delivered(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+    client = await stage.client(topic="T")
     sent = [
         (await client.send("T", b"%d" % n, TIMER_DELAY_SEC="30", UNIQ_KEY=f"u{n}")).read(SendAnswer)
         for n in range(3)
@@ -191,8 +187,7 @@ async def go_down(life, end):
 @ENDS
 @run_by(in_lives, DURABLE)
 async def test_delayed_messages_survive_a_restart_and_are_delivered_once(life, /, end):
-    client = await life.client()
-    await client.topic("T")
+    client = await life.client(topic="T")
     dues = {}
     for seconds in (3, 30, 40, 50, 60):
         dues[f"{seconds}"] = life.clock.wall_ms() + seconds * 1000
@@ -219,8 +214,7 @@ async def test_delayed_messages_survive_a_restart_and_are_delivered_once(life, /
 @ENDS
 @run_by(in_lives, DURABLE)
 async def test_recalls_survive_a_restart_and_waiting_messages_can_still_be_recalled(life, /, end):
-    client = await life.client()
-    await client.topic("T")
+    client = await life.client(topic="T")
     handles = [await send_later(client, f"u{n}", TIMER_DELAY_SEC="30") for n in range(4)]
     gone = await send_later(client, "gone", TIMER_DELAY_SEC="1")
     code = RequestCode.RECALL_MESSAGE
@@ -275,10 +269,8 @@ def test_delay_levels_changed_at_a_restart_deliver_no_message_early():
 # Other behaviour
 
 
-@run_by(in_world)
-async def test_tools_see_waiting_messages_in_the_schedule_topic(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(with_client, topic="T")
+async def test_tools_see_waiting_messages_in_the_schedule_topic(client, /):
     sent = (await client.send("T", b"later", DELAY="3", UNIQ_KEY="u", KEYS="k")).read(SendAnswer)
 
     offsets = await client.ok(RequestCode.GET_MAX_OFFSET, QueueHeader(SCHEDULE, 2))
@@ -311,8 +303,7 @@ WISHES = pytest.mark.parametrize(
 @WISHES
 @run_by(in_world)
 async def test_a_half_message_with_a_delay_is_refused(stage, /, wish):
-    client = await stage.client()
-    await client.topic("T")
+    client = await stage.client(topic="T")
 
     answer = await client.ask(RequestCode.SEND_MESSAGE, preparing(**wish), body=b"half")
 
@@ -323,8 +314,7 @@ async def test_a_half_message_with_a_delay_is_refused(stage, /, wish):
 @WISHES
 @run_by(in_world)
 async def test_a_batch_with_a_delay_is_refused(stage, /, wish):
-    client = await stage.client()
-    await client.topic("T")
+    client = await stage.client(topic="T")
     ask, code = client.ask, RequestCode.SEND_BATCH_MESSAGE
 
     answers = [
@@ -337,9 +327,8 @@ async def test_a_batch_with_a_delay_is_refused(stage, /, wish):
     assert len(stage.broker.store.delays) == 0
 
 
-@run_by(in_world)
-async def test_clients_cannot_send_to_or_delete_the_topics_of_waiting_messages(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_clients_cannot_send_to_or_delete_the_topics_of_waiting_messages(client, /):
     for topic in (SCHEDULE, "rmq_sys_wheel_timer"):
         header = sending(topic)
         assert await client.code_of(RequestCode.SEND_MESSAGE, header, body=b"x") == 16
@@ -368,9 +357,8 @@ async def test_a_recreated_topic_holds_delayed_messages_due_while_it_was_deleted
     assert late == 604
 
 
-@run_by(in_world)
-async def test_a_delayed_message_for_a_removed_queue_goes_to_the_first_queue(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_delayed_message_for_a_removed_queue_goes_to_the_first_queue(client, /):
     await client.topic("T", 4)
     await client.send("T", b"later", queue=3, DELAY="1")
     await client.topic("T", 2)
@@ -380,10 +368,8 @@ async def test_a_delayed_message_for_a_removed_queue_goes_to_the_first_queue(sta
     assert (came.queue_id, came.body) == (0, b"later")
 
 
-@run_by(in_world)
-async def test_a_held_pull_receives_a_due_message_that_matches_its_tags(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(with_client, topic="T")
+async def test_a_held_pull_receives_a_due_message_that_matches_its_tags(client, /):
     await client.send("T", b"1", DELAY="1", TAGS="a")
     await client.send("T", b"2", DELAY="2", TAGS="b")
 
@@ -397,10 +383,8 @@ async def test_a_held_pull_receives_a_due_message_that_matches_its_tags(stage, /
 
 
 @pytest.mark.parametrize("handle", ["", "x", "djE=", None], ids=repr)
-@run_by(in_world)
-async def test_an_invalid_recall_handle_is_refused(stage, /, handle):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(with_client, topic="T")
+async def test_an_invalid_recall_handle_is_refused(client, /, handle):
     header = RecallMessage("T", handle)
 
     assert await client.code_of(RequestCode.RECALL_MESSAGE, header) in (1, 604)
@@ -408,8 +392,7 @@ async def test_an_invalid_recall_handle_is_refused(stage, /, handle):
 
 @run_by(in_world)
 async def test_a_recall_handle_is_valid_only_for_its_own_topic_and_broker(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+    client = await stage.client(topic="T")
     await client.topic("U")
     handle = await send_later(client, "u", DELAY="3")
     foreign = recall.encode(recall.decode(handle)._replace(broker="elsewhere"))

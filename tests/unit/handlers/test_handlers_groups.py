@@ -3,7 +3,7 @@
 import pytest
 
 from tests.running import run_by
-from tests.unit.handlers.handler_stage import in_world
+from tests.unit.handlers.handler_stage import in_world, with_client
 from txmq.protocol.bodies import GroupConfig, GroupConfigList, GroupConfigs
 from txmq.protocol.command import BINARY, JSON
 from txmq.protocol.headers import DeleteGroup, NamedGroup
@@ -18,17 +18,15 @@ async def config(client, name):
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
-@run_by("serve")
-async def test_a_group_is_created_and_changed_with_the_given_settings(stage, /, kind):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_group_is_created_and_changed_with_the_given_settings(client, /, kind):
     for wanted in (GroupConfig("g", retry_max_times=3), GroupConfig("g", consume_enable=False)):
         await client.ok(PUT, body=wanted.write(), kind=kind)
         assert await config(client, "g") == wanted
 
 
-@run_by("serve")
-async def test_group_settings_from_rocketmq_5_are_read_and_unknown_ones_ignored(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_group_settings_from_rocketmq_5_are_read_and_unknown_ones_ignored(client, /):
     body = (
         b'{"attributes":{},"brokerId":0,"consumeBroadcastEnable":true,"consumeEnable":true,'
         b'"consumeFromMinEnable":true,"consumeMessageOrderly":false,"consumeTimeoutMinute":15,'
@@ -41,9 +39,8 @@ async def test_group_settings_from_rocketmq_5_are_read_and_unknown_ones_ignored(
     assert await config(client, "g") == GroupConfig("g", retry_max_times=5)
 
 
-@run_by("serve")
-async def test_several_groups_are_created_by_one_request(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_several_groups_are_created_by_one_request(client, /):
     groups = [GroupConfig("g"), GroupConfig("h", retry_max_times=1)]
     await client.ok(PUT_ALL, body=GroupConfigList(groups).write())
 
@@ -51,9 +48,8 @@ async def test_several_groups_are_created_by_one_request(stage, /):
 
 
 @pytest.mark.parametrize("name", ["", "x" * 256])
-@run_by("serve")
-async def test_an_invalid_group_name_refuses_the_whole_request(stage, /, name):
-    client = await stage.client()
+@run_by(with_client)
+async def test_an_invalid_group_name_refuses_the_whole_request(client, /, name):
     both = GroupConfigList([GroupConfig("good"), GroupConfig(name)])
 
     assert await client.code_of(PUT, body=GroupConfig(name).write()) == ERROR
@@ -63,14 +59,13 @@ async def test_an_invalid_group_name_refuses_the_whole_request(stage, /, name):
 
 @pytest.mark.parametrize("code", [PUT, PUT_ALL])
 @pytest.mark.parametrize("body", [b"", b"{}", b"[]"])
-@run_by("serve")
+@run_by(in_world)
 async def test_a_malformed_group_body_is_refused(stage, /, code, body):
     assert await (await stage.client()).code_of(code, body=body) == ERROR
 
 
-@run_by("serve")
-async def test_all_groups_are_listed_with_their_data_version(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_all_groups_are_listed_with_their_data_version(client, /):
     before = GroupConfigs.read((await client.ok(GET_ALL)).body)
     assert "TOOLS_CONSUMER" in before.subscription_group_table
     await client.ok(PUT, body=GroupConfig("g").write())
@@ -82,10 +77,8 @@ async def test_all_groups_are_listed_with_their_data_version(stage, /):
     assert b'"groupName":"g","consumeEnable":true' in body
 
 
-@run_by("serve")
-async def test_asking_for_an_unknown_group_does_not_create_it(stage, /):
-    client = await stage.client()
-
+@run_by(with_client)
+async def test_asking_for_an_unknown_group_does_not_create_it(client, /):
     assert await config(client, "g") == -NO_GROUP
     assert await config(client, "g") == -NO_GROUP
     assert await client.code_of(GET, NamedGroup()) == ERROR
@@ -101,7 +94,7 @@ async def test_asking_for_an_unknown_group_does_not_create_it(stage, /):
         ({"remove_offset": False, "clean_offset": True}, None),
     ],
 )
-@run_by("serve")
+@run_by(in_world)
 async def test_a_deleted_group_keeps_its_offsets_unless_a_flag_removes_them(stage, /, flags, left):
     client = await stage.client()
     await client.ok(PUT, body=GroupConfig("g").write())
@@ -113,12 +106,12 @@ async def test_a_deleted_group_keeps_its_offsets_unless_a_flag_removes_them(stag
     assert stage.broker.offsets.get("g", "T", 0) == left
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_deleting_an_unknown_group_succeeds(stage, /):
     await (await stage.client()).ok(DELETE, DeleteGroup("g"))
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_deleting_a_group_removes_its_counters(stage, /):
     client = await stage.client()
     await client.send("T")

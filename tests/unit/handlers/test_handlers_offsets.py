@@ -3,7 +3,7 @@
 import pytest
 
 from tests.running import run_by
-from tests.unit.handlers.handler_stage import in_world, queue, with_topics
+from tests.unit.handlers.handler_stage import in_world, queue, with_client, with_topics
 from txmq.limits import YOUNG_LOG_BYTES
 from txmq.protocol.bodies import ConsumerOffsets, LockedQueues, LockRequest
 from txmq.protocol.codes import RequestCode
@@ -29,10 +29,8 @@ async def offset_of(client, code, header, **given):
 # Committed offsets: the rule for code 22
 
 
-@run_by("serve")
-async def test_a_committed_offset_is_returned_even_if_it_went_back(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(with_client, topic="T")
+async def test_a_committed_offset_is_returned_even_if_it_went_back(client, /):
     await client.fill("T", 6)
     await client.commit("g", "T", 0, 5)
     assert await client.committed("g", "T") == 5
@@ -40,11 +38,10 @@ async def test_a_committed_offset_is_returned_even_if_it_went_back(stage, /):
     assert await client.committed("g", "T") == 3
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_a_commit_beyond_the_end_of_the_queue_is_cut_to_the_end(stage, /):
     """An offset beyond the end would hide the messages that come next."""
-    client = await stage.client()
-    await client.topic("T")
+    client = await stage.client(topic="T")
     await client.fill("T", 3)
     await client.commit("g", "T", 0, 2**40)
     await client.commit("g", "unknown", 0, 5)
@@ -54,20 +51,18 @@ async def test_a_commit_beyond_the_end_of_the_queue_is_cut_to_the_end(stage, /):
 
 
 @pytest.mark.parametrize(("zero", "found"), [(None, 0), (True, 0), (False, -NOT_FOUND)])
-@run_by("serve")
+@run_by(with_client)
 async def test_a_new_group_starts_a_young_queue_at_zero_unless_it_asks_not_to(
-    stage, /, zero, found
+    client, /, zero, found
 ):
-    client = await stage.client()
     await client.fill("T", 3)
 
     assert await client.committed("g", "T", zero=zero) == found
     assert await client.committed("g", "unknown", zero=zero) == found
 
 
-@run_by("serve")
-async def test_a_new_group_gets_no_offset_where_the_first_messages_are_deleted(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_new_group_gets_no_offset_where_the_first_messages_are_deleted(client, /):
     await client.fill("T", 3)
     await client.ok(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader("T"))
     await client.send("T")
@@ -76,7 +71,7 @@ async def test_a_new_group_gets_no_offset_where_the_first_messages_are_deleted(s
 
 
 @pytest.mark.parametrize(("more", "found"), [(0, 0), (1, -NOT_FOUND)])
-@run_by("serve")
+@run_by(in_world)
 async def test_a_new_group_gets_no_offset_where_the_first_message_is_old(stage, /, more, found):
     client = await stage.client()
     await client.send("T")
@@ -100,7 +95,7 @@ def log_that_ends(log, end):
 
 
 @pytest.mark.parametrize("offset", [-1, -(2**63)])
-@run_by("serve")
+@run_by(in_world)
 async def test_a_commit_of_a_negative_offset_is_ignored(stage, /, offset):
     """The Node client says -1 where it has consumed nothing yet."""
     client = await stage.client()
@@ -113,19 +108,16 @@ async def test_a_commit_of_a_negative_offset_is_ignored(stage, /, offset):
     assert await client.committed("h", "T") == 5
 
 
-@run_by("serve")
-async def test_a_one_way_commit_is_stored_and_not_answered(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(with_client, topic="T")
+async def test_a_one_way_commit_is_stored_and_not_answered(client, /):
     await client.fill("T", 5)
 
     assert await client.is_silent(COMMIT, OffsetCommit("g", "T", 0, 5), oneway=True)
     assert await client.committed("g", "T") == 5
 
 
-@run_by("serve")
-async def test_all_offsets_are_listed_in_the_format_of_rocketmq(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_all_offsets_are_listed_in_the_format_of_rocketmq(client, /):
     await client.topic("T", 2)
     await client.fill("T", 5, queue=1)
     await client.commit("g", "T", 1, 5)
@@ -139,9 +131,8 @@ async def test_all_offsets_are_listed_in_the_format_of_rocketmq(stage, /):
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
-@run_by("serve")
-async def test_the_minimum_and_maximum_offsets_of_a_queue_are_answered(stage, /, kind):
-    client = await stage.client()
+@run_by(with_client)
+async def test_the_minimum_and_maximum_offsets_of_a_queue_are_answered(client, /, kind):
     await client.topic("T", 2)
     await client.fill("T", 3)
 
@@ -151,9 +142,8 @@ async def test_the_minimum_and_maximum_offsets_of_a_queue_are_answered(stage, /,
     assert await offset_of(client, OLDEST, QueueHeader("T", 1), kind=kind) == 0
 
 
-@run_by("serve")
-async def test_deleting_messages_moves_the_minimum_offset(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_deleting_messages_moves_the_minimum_offset(client, /):
     await client.fill("T", 3)
     await client.ok(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader("T"))
     await client.topic("T")
@@ -163,9 +153,8 @@ async def test_deleting_messages_moves_the_minimum_offset(stage, /):
 
 
 @pytest.mark.parametrize("code", [NEWEST, OLDEST, EARLIEST])
-@run_by("serve")
-async def test_asking_for_the_bounds_of_a_missing_queue_is_an_error(stage, /, code):
-    client = await stage.client()
+@run_by(with_client)
+async def test_asking_for_the_bounds_of_a_missing_queue_is_an_error(client, /, code):
     await client.topic("T", 2)
 
     assert await client.code_of(code, QueueHeader("T", 2)) == ERROR
@@ -173,9 +162,8 @@ async def test_asking_for_the_bounds_of_a_missing_queue_is_an_error(stage, /, co
     assert await client.code_of(code, QueueHeader("U", 0)) == NO_TOPIC
 
 
-@run_by("serve")
-async def test_the_time_of_the_first_message_is_minus_one_in_an_empty_queue(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_the_time_of_the_first_message_is_minus_one_in_an_empty_queue(client, /):
     await client.topic("T", 2)
     await client.send("T")
     (record,) = (await client.pull("T")).records
@@ -243,8 +231,7 @@ def test_with_the_upper_boundary_the_last_message_at_or_before_the_time_is_found
 
 @run_by(in_world)
 async def test_of_two_equally_near_messages_the_earlier_is_found(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+    client = await stage.client(topic="T")
     await client.send("T")
     await stage.passes(2.0)
     await client.send("T")
@@ -255,10 +242,8 @@ async def test_of_two_equally_near_messages_the_earlier_is_found(stage, /):
     assert await offset_of(client, BY_TIME, OffsetByTime("T", 0, middle)) == 0
 
 
-@run_by(in_world)
-async def test_among_messages_of_equal_time_the_boundary_picks_the_first_or_the_last(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(with_client, topic="T")
+async def test_among_messages_of_equal_time_the_boundary_picks_the_first_or_the_last(client, /):
     await client.fill("T", 5)
     records = (await client.pull("T")).records
     at = records[0].stored_ms
@@ -271,11 +256,8 @@ async def test_among_messages_of_equal_time_the_boundary_picks_the_first_or_the_
 
 
 @pytest.mark.parametrize("boundary", [None, "lower", "upper"])
-@run_by("serve")
-async def test_any_time_in_an_empty_queue_gives_its_start(stage, /, boundary):
-    client = await stage.client()
-    await client.topic("T")
-
+@run_by(with_client, topic="T")
+async def test_any_time_in_an_empty_queue_gives_its_start(client, /, boundary):
     assert await offset_of(client, BY_TIME, OffsetByTime("T", 0, 5, boundary)) == 0
     assert await client.code_of(BY_TIME, OffsetByTime("U", 0, 5)) == NO_TOPIC
 
@@ -293,7 +275,7 @@ async def unlock(client, *queues, **given):
     return await client.ok(UNLOCK, body=body, **given)
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_a_lock_request_is_answered_with_exactly_the_queues_that_were_locked(stage, /):
     one, other = await stage.clients(2)
     assert await lock(one, queue("T", 0), queue("T", 1)) == [queue("T", 0), queue("T", 1)]
@@ -302,7 +284,7 @@ async def test_a_lock_request_is_answered_with_exactly_the_queues_that_were_lock
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
-@run_by("serve")
+@run_by(in_world)
 async def test_an_unlocked_queue_can_be_locked_by_another_client(stage, /, kind):
     one, other = await stage.clients(2)
     await lock(one, queue("T"), kind=kind)
@@ -313,7 +295,7 @@ async def test_an_unlocked_queue_can_be_locked_by_another_client(stage, /, kind)
     assert await lock(other, queue("T")) == [queue("T")]
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_a_one_way_unlock_is_not_answered(stage, /):
     one, other = await stage.clients(2)
     await lock(one, queue("T"))
@@ -323,7 +305,7 @@ async def test_a_one_way_unlock_is_not_answered(stage, /):
     assert await lock(other, queue("T")) == [queue("T")]
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_a_lock_expires_a_minute_after_its_last_renewal(stage, /):
     one, other = await stage.clients(2)
     await lock(one, queue("T"))
@@ -336,9 +318,8 @@ async def test_a_lock_expires_a_minute_after_its_last_renewal(stage, /):
     assert await lock(one, queue("T")) == []
 
 
-@run_by("serve")
-async def test_unknown_fields_of_a_rocketmq_5_lock_request_are_ignored(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_unknown_fields_of_a_rocketmq_5_lock_request_are_ignored(client, /):
     body = (
         b'{"clientId":"c","consumerGroup":"g","mqSet":[{"brokerName":"broker-a","queueId":0,'
         b'"topic":"T"}],"onlyThisBroker":false}'
@@ -361,10 +342,8 @@ def test_offsets_of_a_group_survive_a_restart():
     in_world(first, restarted=second)
 
 
-@run_by("serve", with_topics(auto_create_groups=False))
-async def test_offsets_are_answered_for_groups_that_were_never_created(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(with_client, with_topics(auto_create_groups=False), topic="T")
+async def test_offsets_are_answered_for_groups_that_were_never_created(client, /):
     await client.fill("T", 7)
     await client.commit("g", "T", 0, 7)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.running import run_by
-from tests.unit.handlers.handler_stage import in_world
+from tests.unit.handlers.handler_stage import in_world, with_client
 from tests.unit.handlers.transaction_stage import DURABLE, in_lives
 from txmq.protocol import java
 from txmq.protocol.codes import RequestCode
@@ -41,9 +41,8 @@ async def fill(client):
 
 
 @pytest.mark.parametrize("count", [1, 2, 100])
-@run_by(in_world)
-async def test_delayed_messages_are_listed_in_the_order_of_their_times(stage, /, count):
-    client = await stage.client()
+@run_by(with_client)
+async def test_delayed_messages_are_listed_in_the_order_of_their_times(client, /, count):
     await fill(client)
     found, page, _ = await delayed(client, count=count)
 
@@ -101,9 +100,8 @@ async def test_due_and_recalled_messages_leave_the_list_also_after_a_restart(sta
     assert [entry.message_id for entry in left] == ["level-5", "level-5"]
 
 
-@run_by(in_world)
-async def test_a_recall_by_an_operator_is_audited_and_one_by_a_producer_is_not(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_recall_by_an_operator_is_audited_and_one_by_a_producer_is_not(client, /):
     await fill(client)
     found, _, _ = await delayed(client)
     handle = found[-1].recall_handle
@@ -123,9 +121,8 @@ async def test_a_recall_by_an_operator_is_audited_and_one_by_a_producer_is_not(s
     assert entries[0].peer.count(":") == 1
 
 
-@run_by(in_world)
-async def test_a_setting_is_shown_with_its_default_and_the_source_of_its_value(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_setting_is_shown_with_its_default_and_the_source_of_its_value(client, /):
     changes = java.dumps({"fileReservedTime": "73"})
     await client.ok(RequestCode.UPDATE_BROKER_CONFIG, body=changes)
     answer = await client.ok(RequestCode.SHOW_SETTINGS)

@@ -15,6 +15,7 @@ from tests.unit.handlers.handler_stage import (
     pulled,
     pulling,
     sending,
+    with_client,
     with_topics,
 )
 from txmq.limits import PULL_SCAN_MAX
@@ -34,11 +35,10 @@ LITE = int(PullFlag.LITE)
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
 @pytest.mark.parametrize("code", [PULL, LITE_PULL])
-@run_by("serve")
+@run_by(with_client)
 async def test_a_pull_is_answered_with_whole_records_in_the_encoding_of_the_request(
-    stage, /, code, kind
+    client, /, code, kind
 ):
-    client = await stage.client()
     await client.fill("T", 3)
     answer = await client.ok(code, pulling("T", 1, flags=LITE), kind=kind)
 
@@ -63,11 +63,10 @@ async def test_a_pull_is_answered_with_whole_records_in_the_encoding_of_the_requ
         (-1, MOVED, 0, "OFFSET_TOO_SMALL"),
     ],
 )
-@run_by("serve")
+@run_by(with_client)
 async def test_every_outcome_has_its_code_and_all_four_offsets(
-    stage, /, offset, code, following, remark, kind
+    client, /, offset, code, following, remark, kind
 ):
-    client = await stage.client()
     await client.fill("T", 3)
     found = pulled(await client.ask(PULL, pulling("T", offset), kind=kind))
 
@@ -76,20 +75,17 @@ async def test_every_outcome_has_its_code_and_all_four_offsets(
 
 
 @pytest.mark.parametrize(("offset", "code"), [(0, AT_END), (1, MOVED), (-1, MOVED)])
-@run_by("serve")
+@run_by(with_client, topic="T")
 async def test_a_pull_of_an_empty_queue_at_another_offset_is_sent_to_offset_0(
-    stage, /, offset, code
+    client, /, offset, code
 ):
-    client = await stage.client()
-    await client.topic("T")
     found = await client.pull("T", offset)
 
     assert (found.code, found.next) == (code, 0)
 
 
-@run_by("serve")
-async def test_a_pull_of_deleted_messages_is_sent_to_the_first_kept_offset(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_pull_of_deleted_messages_is_sent_to_the_first_kept_offset(client, /):
     await client.fill("T", 3)
     await client.ok(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader("T"))
     await client.topic("T")
@@ -100,9 +96,8 @@ async def test_a_pull_of_deleted_messages_is_sent_to_the_first_kept_offset(stage
     assert (await client.pull("T", 3)).bodies == [b"new"]
 
 
-@run_by("serve")
-async def test_a_pull_returns_no_more_messages_than_it_asks_for(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_pull_returns_no_more_messages_than_it_asks_for(client, /):
     await client.fill("T", 40)
 
     assert len((await client.pull("T", count=5)).bodies) == 5
@@ -113,59 +108,46 @@ async def test_a_pull_returns_no_more_messages_than_it_asks_for(stage, /):
 # The order of the checks
 
 
-@run_by("serve", with_topics(auto_create_groups=False))
-async def test_with_auto_creation_off_a_pull_of_an_unknown_group_is_refused(stage, /):
-    client = await stage.client()
-    await client.topic("T")
-
+@run_by(with_client, with_topics(auto_create_groups=False), topic="T")
+async def test_with_auto_creation_off_a_pull_of_an_unknown_group_is_refused(client, /):
     assert (await client.pull("T")).code == NO_GROUP
 
 
-@run_by("serve")
-async def test_a_pull_of_a_group_with_consuming_disabled_is_refused(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_pull_of_a_group_with_consuming_disabled_is_refused(client, /):
     config = GroupConfig("group", consume_enable=False)
     await client.ok(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=config.write())
 
     assert (await client.pull("no such topic")).code == NO_PERMISSION
 
 
-@run_by("serve")
-async def test_a_pull_does_not_create_an_unknown_topic(stage, /):
-    client = await stage.client()
-
+@run_by(with_client)
+async def test_a_pull_does_not_create_an_unknown_topic(client, /):
     assert (await client.pull("T")).code == NO_TOPIC
 
 
-@run_by("serve")
-async def test_a_pull_of_a_topic_without_read_permission_is_refused(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_pull_of_a_topic_without_read_permission_is_refused(client, /):
     await client.topic("T", perm=2)
 
     assert (await client.pull("T", queue=9)).code == NO_PERMISSION
 
 
 @pytest.mark.parametrize("number", [-1, 2, 99])
-@run_by("serve")
-async def test_a_pull_of_a_queue_outside_the_read_queues_is_an_error(stage, /, number):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_pull_of_a_queue_outside_the_read_queues_is_an_error(client, /, number):
     await client.topic("T", 2, write=4)
 
     assert (await client.pull("T", queue=number, tags=None)).code == ERROR
 
 
-@run_by("serve")
-async def test_a_pull_without_a_subscription_of_an_offline_group_is_refused(stage, /):
-    client = await stage.client()
-    await client.topic("T")
-
+@run_by(with_client, topic="T")
+async def test_a_pull_without_a_subscription_of_an_offline_group_is_refused(client, /):
     assert (await client.pull("T", tags=None)).code == NO_SUBSCRIPTION
 
 
-@run_by("serve")
-async def test_a_broadcasting_group_is_refused_where_broadcasting_is_disabled(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(with_client, topic="T")
+async def test_a_broadcasting_group_is_refused_where_broadcasting_is_disabled(client, /):
     config = GroupConfig("group", consume_broadcast_enable=False)
     await client.ok(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=config.write())
     await client.beat(consumer("group", "T", model="BROADCASTING"))
@@ -174,20 +156,16 @@ async def test_a_broadcasting_group_is_refused_where_broadcasting_is_disabled(st
     assert (await client.pull("T", tags=None)).code == AT_END
 
 
-@run_by("serve")
-async def test_a_pull_of_a_topic_outside_the_subscription_is_refused(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(with_client, topic="T")
+async def test_a_pull_of_a_topic_outside_the_subscription_is_refused(client, /):
     await client.beat(consumer("group", "U"))
 
     assert (await client.pull("T", tags=None)).code == NO_SUBSCRIPTION
 
 
 @pytest.mark.parametrize(("version", "code"), [(0, AT_END), (1, AT_END), (2, OLD_SUBSCRIPTION)])
-@run_by("serve")
-async def test_a_pull_is_refused_while_the_known_subscription_is_older(stage, /, version, code):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(with_client, topic="T")
+async def test_a_pull_is_refused_while_the_known_subscription_is_older(client, /, version, code):
     await client.beat(consumer("group", "T"))
 
     assert (await client.pull("T", tags=None, version=version)).code == code
@@ -201,27 +179,24 @@ async def tagged(client, *tags):
         await client.send("T", tag.encode(), TAGS=tag)
 
 
-@run_by("serve")
-async def test_a_pull_without_a_subscription_uses_that_of_the_heartbeat(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_pull_without_a_subscription_uses_that_of_the_heartbeat(client, /):
     await tagged(client, "A", "B", "C")
     await client.beat(consumer("group", T="A || C"))
 
     assert (await client.pull("T", tags=None)).bodies == [b"A", b"C"]
 
 
-@run_by("serve")
-async def test_the_subscription_of_a_pull_overrides_that_of_the_heartbeat(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_the_subscription_of_a_pull_overrides_that_of_the_heartbeat(client, /):
     await tagged(client, "A", "B")
     await client.beat(consumer("group", T="A"))
 
     assert (await client.pull("T", tags="B")).bodies == [b"B"]
 
 
-@run_by("serve")
-async def test_a_pull_without_matches_moves_its_offset_on(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_pull_without_matches_moves_its_offset_on(client, /):
     await tagged(client, "A", "B")
     found = await client.pull("T", tags="X", hold_ms=10_000)
 
@@ -231,9 +206,8 @@ async def test_a_pull_without_matches_moves_its_offset_on(stage, /):
 # Offsets committed by a pull
 
 
-@run_by("serve")
-async def test_a_pull_can_commit_the_offset_of_its_group(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_pull_can_commit_the_offset_of_its_group(client, /):
     await client.fill("T", 3)
     await client.pull("T", 99, commit=2)
     assert await client.committed("group", "T") == 2
@@ -242,10 +216,9 @@ async def test_a_pull_can_commit_the_offset_of_its_group(stage, /):
 
 
 @pytest.mark.parametrize(("topic", "commit"), [("T", -1), ("unknown", 5)])
-@run_by("serve")
+@run_by(in_world)
 async def test_a_pull_that_commits_an_invalid_offset_stores_none(stage, /, topic, commit):
-    client = await stage.client()
-    await client.topic("T")
+    client = await stage.client(topic="T")
     await client.pull(topic, commit=commit)
 
     assert stage.broker.offsets.get("group", topic, 0) is None
@@ -268,8 +241,7 @@ async def test_a_pull_at_the_end_of_a_queue_is_held_until_its_timeout(stage, /):
 @pytest.mark.parametrize("given", [{}, {"flags": PullFlag.SUSPEND}])
 @run_by(in_world)
 async def test_a_pull_without_a_hold_time_is_answered_at_once(stage, /, given):
-    client = await stage.client()
-    await client.topic("T")
+    client = await stage.client(topic="T")
     began = stage.world.now()
 
     assert (await client.pull("T", **given)).code == AT_END
@@ -278,8 +250,7 @@ async def test_a_pull_without_a_hold_time_is_answered_at_once(stage, /, given):
 
 @run_by(in_world, replace(SETTINGS, hold_max=Duration(3.0)))
 async def test_no_pull_is_held_longer_than_the_broker_allows(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+    client = await stage.client(topic="T")
     began = stage.world.now()
 
     assert (await client.pull("T", hold_ms=3_600_000)).code == AT_END
@@ -336,8 +307,7 @@ async def test_a_new_message_wakes_all_held_pulls_of_its_queue(stage, /):
 
 @run_by(in_world)
 async def test_a_message_that_does_not_match_leaves_the_pull_held(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+    client = await stage.client(topic="T")
     held = client.asking(PULL, pulling("T", tags="A", hold_ms=15_000))
     await tagged(client, "B", "C")
     assert not held.done()
@@ -348,10 +318,8 @@ async def test_a_message_that_does_not_match_leaves_the_pull_held(stage, /):
     assert (found.bodies, found.next) == ([b"A"], 3)
 
 
-@run_by(in_world)
-async def test_a_held_pull_that_expires_returns_the_offset_it_has_reached(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(with_client, topic="T")
+async def test_a_held_pull_that_expires_returns_the_offset_it_has_reached(client, /):
     held = client.asking(PULL, pulling("T", tags="A", hold_ms=15_000))
     await tagged(client, "B", "C")
 
@@ -362,8 +330,7 @@ async def test_a_held_pull_that_expires_returns_the_offset_it_has_reached(stage,
 @run_by(in_world)
 async def test_a_held_pull_ends_when_more_messages_arrive_than_one_scan_covers(stage, /):
     """A later one may match, and no further arrival would wake the pull for it."""
-    client = await stage.client()
-    await client.topic("T")
+    client = await stage.client(topic="T")
     held = client.asking(PULL, pulling("T", tags="A", hold_ms=15_000))
     await client.max_offset("T")
     began = stage.world.now()
@@ -377,8 +344,7 @@ async def test_a_held_pull_ends_when_more_messages_arrive_than_one_scan_covers(s
 
 @run_by(in_world)
 async def test_messages_that_do_not_match_do_not_extend_the_hold_time(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+    client = await stage.client(topic="T")
     began = stage.world.now()
     held = client.asking(PULL, pulling("T", tags="A", hold_ms=5_000))
     for _ in range(4):
@@ -389,9 +355,8 @@ async def test_messages_that_do_not_match_do_not_extend_the_hold_time(stage, /):
     assert stage.world.now() - began < 5.1
 
 
-@run_by(in_world)
-async def test_the_offset_committed_by_a_held_pull_is_not_stored_again_at_its_end(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_the_offset_committed_by_a_held_pull_is_not_stored_again_at_its_end(client, /):
     await client.fill("T", 2)
     held = client.asking(PULL, pulling("T", 2, commit=1, hold_ms=5_000))
     await client.commit("group", "T", 0, 2)
@@ -418,10 +383,9 @@ async def test_a_held_pull_is_dropped_when_its_connection_closes(stage, /):
     assert (await sender.pull("T")).code == FOUND
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_a_stopping_broker_answers_held_pulls(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+    client = await stage.client(topic="T")
     held = client.asking(PULL, pulling("T", hold_ms=15_000))
     await client.max_offset("T")
     await stage.broker.stop()
@@ -429,19 +393,17 @@ async def test_a_stopping_broker_answers_held_pulls(stage, /):
     assert (await held).code == AT_END
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_a_pull_beyond_the_limit_of_held_pulls_is_answered_at_once(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+    client = await stage.client(topic="T")
     stage.broker._pulls._holds._limit = 0
 
     assert (await client.pull("T", hold_ms=15_000)).code == AT_END
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_a_one_way_pull_is_neither_held_nor_answered(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+    client = await stage.client(topic="T")
 
     assert await client.is_silent(PULL, pulling("T", hold_ms=15_000), oneway=True)
     assert stage.broker._pulls.held == 0
@@ -449,8 +411,7 @@ async def test_a_one_way_pull_is_neither_held_nor_answered(stage, /):
 
 @run_by(in_world)
 async def test_a_read_error_is_answered_to_the_held_pull_of_that_queue_only(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+    client = await stage.client(topic="T")
     await client.send("U", b"good")
     held = client.asking(PULL, pulling("T", hold_ms=15_000))
     await client.max_offset("T")
@@ -466,7 +427,7 @@ async def test_a_read_error_is_answered_to_the_held_pull_of_that_queue_only(stag
 # What is counted
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_delivered_messages_and_pull_results_are_counted(stage, /):
     client = await stage.client()
     await client.fill("T", 3)
@@ -482,8 +443,6 @@ async def test_delivered_messages_and_pull_results_are_counted(stage, /):
     assert counted.meter("PULLS_MISSED", "").total == 1
 
 
-@run_by("serve")
-async def test_a_pull_with_the_header_of_another_request_is_an_error(stage, /):
-    client = await stage.client()
-
+@run_by(with_client)
+async def test_a_pull_with_the_header_of_another_request_is_an_error(client, /):
     assert await client.code_of(PULL, sending("T")) == ERROR

@@ -9,6 +9,7 @@ from tests.unit.handlers.handler_stage import (
     consumer,
     in_world,
     sending,
+    with_client,
     with_topics,
 )
 from tests.unit.handlers.transaction_stage import COMMIT, DURABLE, HALVES, end, in_lives, prepare
@@ -151,9 +152,8 @@ async def test_a_consumer_can_choose_the_delay_level_of_a_retry(stage, /):
     assert (await client.pull(RETRY)).bodies == [b"body"]
 
 
-@run_by(in_world)
-async def test_a_level_above_the_highest_is_the_highest(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_level_above_the_highest_is_the_highest(client, /):
     await client.ok(BACK, back(await store(client, attempts=30), 99, most=99))
     await client.ok(BACK, back(await store(client, attempts=30), most=99))
     assert len((await client.pull(WAITING, queue=17)).records) == 2
@@ -181,9 +181,8 @@ async def test_a_committed_message_is_retried_as_an_ordinary_one(stage, /):
 # Refused retries
 
 
-@run_by(in_world)
-async def test_a_retry_of_a_position_without_a_visible_message_is_refused(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_retry_of_a_position_without_a_visible_message_is_refused(client, /):
     position = await store(client)
     await client.beat(producers=["P"])
     half = await prepare(client)
@@ -205,15 +204,13 @@ async def test_a_retry_for_an_invalid_group_name_is_refused_and_creates_nothing(
     assert stage.broker.groups.find("no name") is None
 
 
-@run_by(in_world, settings=with_topics(auto_create_groups=False))
-async def test_with_auto_creation_off_a_retry_for_an_unknown_group_is_refused(stage, /):
-    client = await stage.client()
+@run_by(with_client, settings=with_topics(auto_create_groups=False))
+async def test_with_auto_creation_off_a_retry_for_an_unknown_group_is_refused(client, /):
     assert await client.code_of(BACK, back(await store(client))) == NO_GROUP
 
 
-@run_by(in_world)
-async def test_a_retry_into_a_retry_topic_closed_for_writing_is_refused(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_retry_into_a_retry_topic_closed_for_writing_is_refused(client, /):
     await client.topic(RETRY, perm=int(Perm.READ))
     assert await client.code_of(BACK, back(await store(client))) == FORBIDDEN
     await client.topic(RETRY, 1, write=0, perm=6)
@@ -242,9 +239,8 @@ async def test_retries_are_spread_over_the_groups_retry_queues(stage, /):
     assert min(found) > 0
 
 
-@run_by(in_world)
-async def test_a_one_way_return_is_stored_and_not_answered(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_one_way_return_is_stored_and_not_answered(client, /):
     position = await store(client)
     assert await client.is_silent(BACK, back(position, -1), oneway=True)
     assert (await client.pull(DEAD)).bodies == [b"body"]
@@ -292,9 +288,8 @@ async def test_after_the_last_retry_a_message_becomes_a_dead_letter_with_a_reaso
     assert (await client.pull(WAITING, queue=17)).records == []
 
 
-@run_by(in_world)
-async def test_a_consumer_can_make_a_message_a_dead_letter_at_once(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_consumer_can_make_a_message_a_dead_letter_at_once(client, /):
     await client.ok(BACK, back(await store(client), -1))
     (found,) = (await client.pull(DEAD)).records
     assert parse(found.properties)["DLQ_REASON"] == "its consumer gave it up"
@@ -422,9 +417,8 @@ async def test_a_retry_sent_beyond_the_limit_becomes_a_dead_letter(
     assert topics_of(stage) == [DEAD]
 
 
-@run_by(in_world)
-async def test_a_batch_to_a_retry_topic_is_refused(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_batch_to_a_retry_topic_is_refused(client, /):
     header = batching(RETRY)
     header.reconsume_times = 99
     body = batch_of(b"1", b"2")
@@ -457,8 +451,7 @@ async def test_confirmed_retries_and_dead_letters_survive_a_power_cut(life, /, l
 @run_by(in_world)
 async def test_dead_letters_are_read_only_by_a_pull_that_asks_for_dead_letters(stage, /):
     """Stock consumers find no queue of a topic that permits writing only."""
-    client = await stage.client()
-    await client.topic("T")
+    client = await stage.client(topic="T")
     await client.ok(BACK, back(await store(client), -1))
 
     config = stage.broker.topics.get(DEAD).config

@@ -16,6 +16,7 @@ from tests.unit.handlers.handler_stage import (
     batching,
     in_world,
     sending,
+    with_client,
     with_topics,
 )
 from txmq.protocol import batch, properties
@@ -61,11 +62,10 @@ async def stored(client, topic, queue=0):
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
 @pytest.mark.parametrize("code", [SEND, SEND_V2])
-@run_by("serve")
+@run_by(with_client)
 async def test_a_message_is_stored_unchanged_and_answered_in_the_encoding_of_the_request(
-    stage, /, code, kind
+    client, /, code, kind
 ):
-    client = await stage.client()
     await client.topic("T", 4)
     header = sending("T", queue=2, shape=SHAPES[code], TAGS="A", UNIQ_KEY="u1")
 
@@ -81,9 +81,8 @@ async def test_a_message_is_stored_unchanged_and_answered_in_the_encoding_of_the
     assert record.offset_id == result.msg_id
 
 
-@run_by("serve")
-async def test_the_answer_to_a_send_has_all_fields_that_java_clients_require(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_the_answer_to_a_send_has_all_fields_that_java_clients_require(client, /):
     answer = await client.send("T")
 
     fields = answer.field_map()
@@ -98,7 +97,7 @@ async def test_the_answer_to_a_send_has_all_fields_that_java_clients_require(sta
     assert (fields["MSG_REGION"], fields["TRACE_ON"]) == ("DefaultRegion", "true")
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_a_stored_record_names_its_sender_its_broker_and_its_time(stage, /):
     client = await stage.client()
     before = stage.clock.wall_ms()
@@ -112,7 +111,7 @@ async def test_a_stored_record_names_its_sender_its_broker_and_its_time(stage, /
     assert position_in(result.msg_id) == record.position
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_queue_offsets_are_consecutive_and_store_times_never_go_back(stage, /):
     client = await stage.client()
     await client.fill("T", 20)
@@ -125,9 +124,8 @@ async def test_queue_offsets_are_consecutive_and_store_times_never_go_back(stage
     assert times == sorted(times)
 
 
-@run_by("serve")
-async def test_a_message_without_an_id_gets_one_that_is_returned_to_the_sender(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_message_without_an_id_gets_one_that_is_returned_to_the_sender(client, /):
     result = (await client.send("T")).read(SendAnswer)
 
     (record,) = await stored(client, "T")
@@ -135,9 +133,8 @@ async def test_a_message_without_an_id_gets_one_that_is_returned_to_the_sender(s
     assert len(result.transaction_id) == 32
 
 
-@run_by("serve")
-async def test_the_reconsume_times_of_a_sent_message_are_stored(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_the_reconsume_times_of_a_sent_message_are_stored(client, /):
     header = sending("T")
     header.reconsume_times = 3
     await client.ok(SEND, header, body=b"x")
@@ -145,9 +142,8 @@ async def test_the_reconsume_times_of_a_sent_message_are_stored(stage, /):
     assert (await stored(client, "T"))[0].attempts == 3
 
 
-@run_by("serve")
-async def test_compression_flags_are_kept_and_address_flags_are_set_by_the_broker(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_compression_flags_are_kept_and_address_flags_are_set_by_the_broker(client, /):
     await client.ok(SEND, sending("T", sys_flag=0x301 | 0x10 | 0x20), body=b"x")
 
     assert (await stored(client, "T"))[0].sys_flag == 0x301
@@ -169,7 +165,7 @@ async def test_a_sender_with_an_ipv6_address_is_stored_in_full(stage, /):
 # The order of the checks
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_1_a_stopping_broker_refuses_sends(stage, /):
     client = await stage.client()
     stage.broker.admission.set_cause("stopping", "the broker is stopping")
@@ -179,10 +175,8 @@ async def test_1_a_stopping_broker_refuses_sends(stage, /):
 
 
 @pytest.mark.parametrize("name", ["", "a b", "x" * 128])
-@run_by("serve")
-async def test_3_an_invalid_topic_name_is_an_error(stage, /, name):
-    client = await stage.client()
-
+@run_by(with_client)
+async def test_3_an_invalid_topic_name_is_an_error(client, /, name):
     assert await client.code_of(SEND, sending(name), body=b"x") == ERROR
 
 
@@ -197,25 +191,21 @@ async def test_3_an_invalid_topic_name_is_an_error(stage, /, name):
         "OFFSET_MOVED_EVENT",
     ],
 )
-@run_by("serve")
-async def test_4_sends_to_system_topics_are_refused(stage, /, name):
-    client = await stage.client()
-
+@run_by(with_client)
+async def test_4_sends_to_system_topics_are_refused(client, /, name):
     assert await client.code_of(SEND, sending(name), body=b"x") == NO_PERMISSION
 
 
-@run_by("serve")
-async def test_4_sends_to_a_topic_without_write_permission_are_refused(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_4_sends_to_a_topic_without_write_permission_are_refused(client, /):
     await client.topic("T", perm=4)
 
     assert await client.code_of(SEND, sending("T"), body=b"x") == NO_PERMISSION
 
 
 @pytest.mark.parametrize(("wanted", "made"), [(4, 4), (16, 8), (0, 1)])
-@run_by("serve")
-async def test_5_a_send_creates_an_unknown_topic(stage, /, wanted, made):
-    client = await stage.client()
+@run_by(with_client)
+async def test_5_a_send_creates_an_unknown_topic(client, /, wanted, made):
     await client.ok(SEND, sending("T", queues=wanted), body=b"x")
 
     answer = await client.ok(RequestCode.GET_TOPIC_CONFIG, TopicHeader("T"))
@@ -223,23 +213,18 @@ async def test_5_a_send_creates_an_unknown_topic(stage, /, wanted, made):
 
 
 @pytest.mark.parametrize("template", ["", "unknown", "BenchmarkTest"])
-@run_by("serve")
-async def test_5_a_send_without_a_usable_template_topic_creates_no_topic(stage, /, template):
-    client = await stage.client()
-
+@run_by(with_client)
+async def test_5_a_send_without_a_usable_template_topic_creates_no_topic(client, /, template):
     assert await client.code_of(SEND, sending("T", default=template), body=b"x") == NO_TOPIC
 
 
-@run_by("serve", with_topics(auto_create=False))
-async def test_5_with_auto_creation_off_a_send_creates_no_topic(stage, /):
-    client = await stage.client()
-
+@run_by(with_client, with_topics(auto_create=False))
+async def test_5_with_auto_creation_off_a_send_creates_no_topic(client, /):
     assert await client.code_of(SEND, sending("T"), body=b"x") == NO_TOPIC
 
 
-@run_by("serve")
-async def test_5_a_retry_topic_is_created_with_the_queues_of_its_group(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_5_a_retry_topic_is_created_with_the_queues_of_its_group(client, /):
     config = GroupConfig("g", retry_queue_nums=3)
     await client.ok(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=config.write())
     await client.send("%RETRY%g")
@@ -250,47 +235,41 @@ async def test_5_a_retry_topic_is_created_with_the_queues_of_its_group(stage, /)
 
 
 @pytest.mark.parametrize("number", [4, 99])
-@run_by("serve")
-async def test_6_a_send_to_a_missing_queue_is_an_error(stage, /, number):
-    client = await stage.client()
+@run_by(with_client)
+async def test_6_a_send_to_a_missing_queue_is_an_error(client, /, number):
     await client.topic("T", 4)
 
     assert await client.code_of(SEND, sending("T", queue=number), body=b"x") == ERROR
 
 
-@run_by("serve")
-async def test_6_a_send_that_names_a_read_only_queue_is_stored_there(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_6_a_send_that_names_a_read_only_queue_is_stored_there(client, /):
     await client.topic("T", 4, write=2)
 
     await client.send("T", queue=3)
 
 
-@run_by("serve")
-async def test_6_a_send_without_a_queue_goes_to_one_of_the_write_queues(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_6_a_send_without_a_queue_goes_to_one_of_the_write_queues(client, /):
     await client.topic("T", 4, write=2)
     chosen = {(await client.send("T", queue=-1)).read(SendAnswer).queue_id for _ in range(20)}
 
     assert chosen == {0, 1}
 
 
-@run_by("serve")
-async def test_6_a_send_without_a_queue_is_refused_where_there_are_no_write_queues(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_6_a_send_without_a_queue_is_refused_where_there_are_no_write_queues(client, /):
     await client.topic("T", 4, write=0)
 
     assert await client.code_of(SEND, sending("T", queue=-1), body=b"x") == NO_PERMISSION
 
 
-@run_by("serve", with_topics(auto_create_groups=False))
-async def test_7_a_send_to_the_retry_topic_of_an_unknown_group_is_refused(stage, /):
-    client = await stage.client()
-
+@run_by(with_client, with_topics(auto_create_groups=False))
+async def test_7_a_send_to_the_retry_topic_of_an_unknown_group_is_refused(client, /):
     assert await client.code_of(SEND, sending("%RETRY%g"), body=b"x") == NO_GROUP
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_7_a_send_to_a_retry_topic_creates_its_group_where_allowed(stage, /):
     client = await stage.client()
     await client.send("%RETRY%g")
@@ -311,9 +290,8 @@ async def test_7_a_send_to_an_existing_retry_topic_does_not_change_it(stage, /):
     assert not [path for path in saved if path.startswith("config/topics")]
 
 
-@run_by("serve", with_topics(auto_create_groups=False))
-async def test_7_a_send_to_the_retry_topic_of_a_deleted_group_is_refused(stage, /):
-    client = await stage.client()
+@run_by(with_client, with_topics(auto_create_groups=False))
+async def test_7_a_send_to_the_retry_topic_of_a_deleted_group_is_refused(client, /):
     await client.ok(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=GroupConfig("g").write())
     await client.send("%RETRY%g")
     await client.ok(RequestCode.DELETE_SUBSCRIPTIONGROUP, DeleteGroup("g"))
@@ -322,10 +300,8 @@ async def test_7_a_send_to_the_retry_topic_of_a_deleted_group_is_refused(stage, 
 
 
 @pytest.mark.parametrize("name", ["DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"])
-@run_by("serve")
-async def test_8_a_batch_with_a_delayed_message_is_illegal(stage, /, name):
-    client = await stage.client()
-
+@run_by(with_client)
+async def test_8_a_batch_with_a_delayed_message_is_illegal(client, /, name):
     delayed = {name: "3"}
     body = batch_of(b"a") + batch_of(b"b", **delayed)
     assert await client.code_of(BATCH, batching("T"), body=body) == ILLEGAL
@@ -339,11 +315,10 @@ async def test_8_a_batch_with_a_delayed_message_is_illegal(stage, /, name):
     [(4, {"TRAN_MSG": "true"}), (4, {}), (0, {"TRAN_MSG": "true"}), (0, {"TRAN_MSG": "TRUE"})],
     ids=["said twice", "in the header", "in the properties", "in capitals"],
 )
-@run_by("serve")
+@run_by(with_client)
 async def test_9_a_half_message_is_recognised_by_its_flag_or_its_property(
-    stage, /, code, kind, sys_flag, props
+    client, /, code, kind, sys_flag, props
 ):
-    client = await stage.client()
     await client.topic("T", 4)
     header = sending("T", queue=2, sys_flag=sys_flag, shape=SHAPES[code], UNIQ_KEY="u", **props)
 
@@ -366,11 +341,10 @@ async def test_9_a_half_message_is_recognised_by_its_flag_or_its_property(
     [("T", 0, {}), ("T", 0, {"DELAY": "0"}), (HALVES, 4, {}), (HALVES, 4, {"TRAN_MSG": "true"})],
     ids=["plain", "without a delay", "half by its header", "half by both"],
 )
-@run_by("serve")
+@run_by(with_client)
 async def test_the_answer_names_the_id_that_the_broker_gave_to_a_message(
-    stage, /, code, topic, sys_flag, props
+    client, /, code, topic, sys_flag, props
 ):
-    client = await stage.client()
     header = sending("T", sys_flag=sys_flag, shape=SHAPES[code], **props)
 
     answer = (await client.ok(code, header, body=b"x")).read(SendAnswer)
@@ -380,9 +354,8 @@ async def test_the_answer_names_the_id_that_the_broker_gave_to_a_message(
 
 
 @pytest.mark.parametrize("value", ["false", "", "yes"])
-@run_by("serve")
-async def test_9_a_message_whose_tran_msg_is_not_true_is_an_ordinary_message(stage, /, value):
-    client = await stage.client()
+@run_by(with_client)
+async def test_9_a_message_whose_tran_msg_is_not_true_is_an_ordinary_message(client, /, value):
     await client.ok(SEND, sending("T", TRAN_MSG=value), body=b"x")
 
     assert [record.body for record in await stored(client, "T")] == [b"x"]
@@ -390,9 +363,8 @@ async def test_9_a_message_whose_tran_msg_is_not_true_is_an_ordinary_message(sta
 
 @pytest.mark.parametrize("name", ["DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"])
 @pytest.mark.parametrize("sys_flag", [4, 0])
-@run_by("serve")
-async def test_9_a_half_message_cannot_be_delayed(stage, /, name, sys_flag):
-    client = await stage.client()
+@run_by(with_client)
+async def test_9_a_half_message_cannot_be_delayed(client, /, name, sys_flag):
     header = sending("T", sys_flag=sys_flag, **{"TRAN_MSG": "true", name: "3"})
 
     assert await client.code_of(SEND, header, body=b"x") == ILLEGAL
@@ -400,10 +372,8 @@ async def test_9_a_half_message_cannot_be_delayed(stage, /, name, sys_flag):
 
 
 @pytest.mark.parametrize("sys_flag", [8, 12])
-@run_by("serve")
-async def test_9_a_send_with_a_commit_or_rollback_flag_is_illegal(stage, /, sys_flag):
-    client = await stage.client()
-
+@run_by(with_client)
+async def test_9_a_send_with_a_commit_or_rollback_flag_is_illegal(client, /, sys_flag):
     assert await client.code_of(SEND, sending("T", sys_flag=sys_flag), body=b"x") == ILLEGAL
     assert await client.max_offset(HALVES) == await client.max_offset("T") == 0
 
@@ -412,18 +382,18 @@ async def test_9_a_send_with_a_commit_or_rollback_flag_is_illegal(stage, /, sys_
     "name", ["%RETRY%g", "%DLQ%g", "SCHEDULE_TOPIC_XXXX", HALVES, "TRANS_CHECK_MAX_TIME_TOPIC"]
 )
 @pytest.mark.parametrize("is_declared", [True, False])
-@run_by("serve")
-async def test_9_a_half_message_for_a_system_or_retry_topic_is_refused(stage, /, name, is_declared):
-    client = await stage.client()
+@run_by(with_client)
+async def test_9_a_half_message_for_a_system_or_retry_topic_is_refused(
+    client, /, name, is_declared
+):
     header = sending(name, sys_flag=4 if is_declared else 0, TRAN_MSG="true")
 
     assert await client.code_of(SEND, header, body=b"x") == NO_PERMISSION
     assert await client.max_offset(HALVES) == 0
 
 
-@run_by("serve")
-async def test_10_a_batch_for_a_retry_topic_is_illegal(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_10_a_batch_for_a_retry_topic_is_illegal(client, /):
     header = batching("%RETRY%g")
 
     assert await client.code_of(BATCH, header, body=batch_of(b"a")) == ILLEGAL
@@ -443,12 +413,11 @@ async def test_10_a_batch_for_a_retry_topic_is_illegal(stage, /):
     ],
     ids=["empty", "large", "long property", "long id", "long group of a half", "long topic"],
 )
-@run_by("serve", with_topics(message_size_max=1000))
+@run_by(in_world, with_topics(message_size_max=1000))
 async def test_a_message_out_of_bounds_is_refused_and_keeps_the_connection_open(
     stage, /, kind, topic, props, body, code
 ):
-    client = await stage.client()
-    await client.topic("T")
+    client = await stage.client(topic="T")
 
     refused = await client.ask(SEND, sending(topic, **props), body=body, kind=kind)
 
@@ -470,18 +439,14 @@ async def test_a_message_out_of_bounds_is_refused_and_keeps_the_connection_open(
     ],
     ids=["empty", "too large", "properties too long"],
 )
-@run_by("serve", with_topics(message_size_max=1000))
-async def test_a_message_that_cannot_be_stored_is_illegal(stage, /, header, body):
-    client = await stage.client()
-
+@run_by(with_client, with_topics(message_size_max=1000))
+async def test_a_message_that_cannot_be_stored_is_illegal(client, /, header, body):
     assert await client.code_of(SEND, header, body=body) == ILLEGAL
     assert await client.max_offset("T") == 0
 
 
-@run_by("serve")
-async def test_a_send_without_a_required_field_is_an_error_that_names_it(stage, /):
-    client = await stage.client()
-
+@run_by(with_client)
+async def test_a_send_without_a_required_field_is_an_error_that_names_it(client, /):
     answer = await client.ask(SEND, TopicHeader("T"), body=b"x")
     assert answer.code == ERROR
     assert "producerGroup" in answer.remark
@@ -500,8 +465,7 @@ async def test_with_sync_flush_a_send_is_answered_after_the_sync(stage, /):
 @pytest.mark.parametrize("problem", [errno.ENOSPC, errno.EIO])
 @run_by(in_world)
 async def test_a_failed_write_is_answered_unavailable_and_its_offset_is_reused(stage, /, problem):
-    client = await stage.client()
-    await client.topic("T")
+    client = await stage.client(topic="T")
     await client.send("T", b"first")
     stage.disk.fail_writes(1, problem)
     assert await client.code_of(SEND, sending("T"), body=b"lost") == UNAVAILABLE
@@ -513,8 +477,7 @@ async def test_a_failed_write_is_answered_unavailable_and_its_offset_is_reused(s
 
 @run_by(in_world)
 async def test_sends_are_refused_while_the_disk_is_too_full(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+    client = await stage.client(topic="T")
     stage.broker.admission.set_cause("disk", "the disk is more than 90% full")
     assert await client.code_of(SEND, sending("T"), body=b"x") == UNAVAILABLE
     stage.broker.admission.clear_cause("disk")
@@ -525,10 +488,8 @@ async def test_sends_are_refused_while_the_disk_is_too_full(stage, /):
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
-@run_by("serve")
-async def test_a_batch_is_stored_as_consecutive_single_messages(stage, /, kind):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(with_client, topic="T")
+async def test_a_batch_is_stored_as_consecutive_single_messages(client, /, kind):
     header = batching("T", WAIT="true", shared="yes")
     answer = await client.ok(BATCH, header, body=batch_of(b"a", b"b", TAGS="A"), kind=kind)
 
@@ -598,9 +559,8 @@ def test_messages_of_a_batch_are_stored_as_if_they_were_sent_singly():
     is_the_same()
 
 
-@run_by("serve")
-async def test_a_send_is_a_batch_by_its_flag_not_by_its_request_code(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_send_is_a_batch_by_its_flag_not_by_its_request_code(client, /):
     await client.ok(SEND_V2, batching("T"), body=batch_of(b"a", b"b"))
     assert await client.max_offset("T") == 2
     header = sending("T", shape=SendMessageV2)
@@ -608,9 +568,8 @@ async def test_a_send_is_a_batch_by_its_flag_not_by_its_request_code(stage, /):
     assert await client.max_offset("T") == 3
 
 
-@run_by("serve")
-async def test_a_batch_flag_on_request_10_splits_the_body_only_if_it_is_a_batch(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_batch_flag_on_request_10_splits_the_body_only_if_it_is_a_batch(client, /):
     header = sending("T")
     header.batch = True
     await client.ok(SEND, header, body=b"anything at all, longer than a head")
@@ -625,20 +584,15 @@ async def test_a_batch_flag_on_request_10_splits_the_body_only_if_it_is_a_batch(
     [(b"no batch", ERROR), (batch_of(b"a")[:-1], ERROR), (batch_of(b"a", TRAN_MSG="true"), 13)],
     ids=["no batch", "cut", "half"],
 )
-@run_by("serve")
-async def test_a_batch_with_an_invalid_message_is_refused_whole(stage, /, body, code):
-    client = await stage.client()
-    await client.topic("T")
-
+@run_by(with_client, topic="T")
+async def test_a_batch_with_an_invalid_message_is_refused_whole(client, /, body, code):
     whole = batch_of(b"good") + body
     assert await client.code_of(BATCH, batching("T"), body=whole) == code
     assert await client.max_offset("T") == 0
 
 
-@run_by("serve")
-async def test_a_transactional_batch_is_refused(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(with_client, topic="T")
+async def test_a_transactional_batch_is_refused(client, /):
     header = batching("T")
     header.sys_flag = 4
 
@@ -649,10 +603,8 @@ async def test_a_transactional_batch_is_refused(stage, /):
 # One-way
 
 
-@run_by("serve")
-async def test_a_one_way_send_is_stored_and_never_answered(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(with_client, topic="T")
+async def test_a_one_way_send_is_stored_and_never_answered(client, /):
     assert await client.is_silent(SEND, sending("T"), body=b"x", oneway=True)
     assert await client.is_silent(SEND, sending("no such", default=""), body=b"x", oneway=True)
     await client.send("T", b"y")

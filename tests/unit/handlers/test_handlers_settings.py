@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.running import run_by
-from tests.unit.handlers.handler_stage import SETTINGS, in_world, sending, with_topics
+from tests.unit.handlers.handler_stage import SETTINGS, in_world, sending, with_client, with_topics
 from txmq.protocol import java
 from txmq.protocol.command import BINARY, JSON
 from txmq.protocol.headers import BrokerConfigAnswer
@@ -98,15 +98,13 @@ def test_all_settings_that_mqadmin_exports_are_present(serve, reads):
     serve(main, replace(SETTINGS, replication=ReplicationSettings(reads=reads)))
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_async_flush_is_shown_under_its_rocketmq_name(stage, /):
     assert (await shown(await stage.client()))["flushDiskType"] == "ASYNC_FLUSH"
 
 
-@run_by("serve")
-async def test_settings_are_shown_with_their_data_version(stage, /):
-    client = await stage.client()
-
+@run_by(with_client)
+async def test_settings_are_shown_with_their_data_version(client, /):
     async def version():
         answer = await client.ok(SHOW)
         return json.loads(answer.read(BrokerConfigAnswer).version)
@@ -147,7 +145,7 @@ async def test_settings_are_shown_with_their_data_version(stage, /):
         ),
     ],
 )
-@run_by("serve")
+@run_by(in_world)
 async def test_a_changeable_setting_takes_effect_while_the_broker_runs(stage, /, name, text, read):
     client = await stage.client()
     answer = await change(client, **{name: text})
@@ -157,9 +155,8 @@ async def test_a_changeable_setting_takes_effect_while_the_broker_runs(stage, /,
     assert (await shown(client))[name] == text.lower()
 
 
-@run_by("serve")
-async def test_dependent_settings_can_be_changed_by_one_request(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_dependent_settings_can_be_changed_by_one_request(client, /):
     higher = {
         "diskMaxUsedSpaceRatio": "92",
         "diskSpaceCleanForciblyRatio": "94",
@@ -185,7 +182,7 @@ async def test_dependent_settings_can_be_changed_by_one_request(stage, /):
         ("transactionCheckMax", "0"),
     ],
 )
-@run_by("serve")
+@run_by(in_world)
 async def test_an_invalid_value_changes_no_setting(stage, /, name, text):
     client = await stage.client()
     before = stage.broker.settings
@@ -204,7 +201,7 @@ async def test_an_invalid_value_changes_no_setting(stage, /, name, text):
         {"noSuchSetting": "1"},
     ],
 )
-@run_by("serve")
+@run_by(in_world)
 async def test_a_change_of_a_fixed_setting_is_refused_with_the_changeable_ones(stage, /, wanted):
     client = await stage.client()
     before = stage.broker.settings
@@ -216,10 +213,9 @@ async def test_a_change_of_a_fixed_setting_is_refused_with_the_changeable_ones(s
     assert stage.broker.settings == before
 
 
-@run_by("serve")
-async def test_sending_back_unchanged_settings_is_accepted(stage, /):
+@run_by(with_client)
+async def test_sending_back_unchanged_settings_is_accepted(client, /):
     """Tools send all settings back, with one line changed."""
-    client = await stage.client()
     everything = await shown(client)
     assert (await change(client, **everything)).code == 0
     everything["deleteWhen"] = "05"
@@ -228,18 +224,18 @@ async def test_sending_back_unchanged_settings_is_accepted(stage, /):
 
 
 @pytest.mark.parametrize("body", [b"", b"# nothing\n"])
-@run_by("serve")
+@run_by(in_world)
 async def test_an_empty_change_is_accepted(stage, /, body):
     assert await (await stage.client()).code_of(CHANGE, body=body) == 0
 
 
 @pytest.mark.parametrize("body", [b"\xff", b"a=\\u12"])
-@run_by("serve")
+@run_by(in_world)
 async def test_a_malformed_settings_body_is_an_error(stage, /, body):
     assert await (await stage.client()).code_of(CHANGE, body=body) == ERROR
 
 
-@run_by("serve", with_topics(auto_create=False))
+@run_by(in_world, with_topics(auto_create=False))
 async def test_a_change_of_topic_auto_creation_takes_effect_at_once(stage, /):
     client = await stage.client()
     assert await client.code_of(10, sending("T"), body=b"x") == NO_TOPIC
@@ -260,10 +256,8 @@ async def test_a_change_whose_effects_cannot_be_saved_is_refused(stage, /):
     assert (await change(client, autoCreateTopicEnable="true")).code == 0
 
 
-@run_by("serve")
-async def test_a_change_of_group_auto_creation_takes_effect_at_once(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(with_client, topic="T")
+async def test_a_change_of_group_auto_creation_takes_effect_at_once(client, /):
     assert (await change(client, autoCreateSubscriptionGroup="false")).code == 0
     assert (await client.pull("T")).code == NO_GROUP
     assert (await change(client, autoCreateSubscriptionGroup="true")).code == 0

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.running import run_by
-from tests.unit.handlers.handler_stage import SETTINGS, in_world
+from tests.unit.handlers.handler_stage import SETTINGS, in_world, with_client
 from txmq.limits import SPAN_BYTES_MAX
 from txmq.protocol.bodies import CounterView, TextTable
 from txmq.protocol.command import BINARY, JSON
@@ -49,7 +49,7 @@ async def counter(client, name, key):
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
-@run_by("serve")
+@run_by(in_world)
 async def test_the_runtime_table_has_every_number_that_tools_read(stage, /, kind):
     table = await runtime(await stage.client(), kind=kind)
 
@@ -65,7 +65,7 @@ SYNC = replace(SETTINGS, store=StoreSettings(flush="sync"))
 UNITS = ("remainHowManyDataToFlush", "putMessageDistributeTime", "commitLogDirCapacity")
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_values_with_units_can_be_parsed_as_monitoring_tools_do(stage, /):
     table = await runtime(await stage.client())
 
@@ -79,7 +79,7 @@ async def test_values_with_units_can_be_parsed_as_monitoring_tools_do(stage, /):
     assert all(":" in part for part in table["putMessageDistributeTime"].split())
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_the_runtime_table_shows_the_figures_of_this_broker(stage, /):
     client = await stage.client()
     assert (await runtime(client))["earliestMessageTimeStamp"] == "-1"
@@ -177,9 +177,8 @@ def test_sizes_are_formatted_as_in_java(size, text):
 # 315
 
 
-@run_by("serve")
-async def test_messages_sent_to_a_topic_are_counted_at_once(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_messages_sent_to_a_topic_are_counted_at_once(client, /):
     await client.fill("T", 3)
     shown = await counter(client, "TOPIC_PUT_NUMS", "T")
 
@@ -188,9 +187,8 @@ async def test_messages_sent_to_a_topic_are_counted_at_once(stage, /):
         assert window.tps > 0
 
 
-@run_by("serve")
-async def test_a_size_counter_shows_the_mean_size(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_size_counter_shows_the_mean_size(client, /):
     await client.send("T", b"x" * 10)
     await client.send("T", b"x" * 20)
     shown = await counter(client, "TOPIC_PUT_SIZE", "T")
@@ -198,9 +196,8 @@ async def test_a_size_counter_shows_the_mean_size(stage, /):
     assert (shown.stats_minute.sum, shown.stats_minute.avgpt) == (30, 15.0)
 
 
-@run_by("serve")
-async def test_messages_delivered_to_a_group_are_counted(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_messages_delivered_to_a_group_are_counted(client, /):
     await client.fill("T", 3)
     found = await client.pull("T", group="g")
 
@@ -209,9 +206,8 @@ async def test_messages_delivered_to_a_group_are_counted(stage, /):
     assert size == len(found.answer.body)
 
 
-@run_by("serve")
-async def test_the_broker_is_counted_under_its_clusters_name(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_the_broker_is_counted_under_its_clusters_name(client, /):
     await client.fill("T", 3)
     await client.pull("T")
 
@@ -228,17 +224,13 @@ async def test_the_broker_is_counted_under_its_clusters_name(stage, /):
         ("GROUP_GET_NUMS", ""),
     ],
 )
-@run_by("serve")
-async def test_asking_for_an_unknown_counter_is_an_error(stage, /, name, key):
-    client = await stage.client()
-    await client.topic("T")
-
+@run_by(with_client, topic="T")
+async def test_asking_for_an_unknown_counter_is_an_error(client, /, name, key):
     assert await counter(client, name, key) == -ERROR
 
 
-@run_by("serve")
-async def test_the_brokers_total_does_not_fall_when_a_topic_goes(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_the_brokers_total_does_not_fall_when_a_topic_goes(client, /):
     await client.fill("T", 3)
     assert (await counter(client, "TOPIC_PUT_NUMS", "T")).stats_day.sum == 3
     await client.ok(DELETE_TOPIC, TopicHeader("T"))
@@ -265,15 +257,14 @@ async def test_counts_drop_out_of_windows_they_are_older_than(stage, /):
 # 306, 316, 329
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_a_request_to_clean_queues_is_answered(stage, /):
     await (await stage.client()).ok(CLEAN_QUEUES)
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_cleaning_topics_removes_offsets_of_deleted_topics(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+    client = await stage.client(topic="T")
     await client.commit("g", "T", 0, 1)
     await client.commit("g", "gone", 0, 1)
     await client.ok(CLEAN_TOPICS)
@@ -291,8 +282,7 @@ OLD = replace(
 
 @run_by(in_world, OLD, within=10000.0)
 async def test_a_request_to_clean_the_log_deletes_old_files_at_any_hour(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+    client = await stage.client(topic="T")
     for number in range(6):
         await client.send("T", b"%d" % number + b"x" * (4 * 1024**2 - 100))
     await stage.passes(60)

@@ -6,7 +6,7 @@ import errno
 import pytest
 
 from tests.running import run_by
-from tests.unit.handlers.handler_stage import in_world, with_topics
+from tests.unit.handlers.handler_stage import in_world, with_client, with_topics
 from txmq.protocol.bodies import TopicConfig, TopicConfigs, TopicNames
 from txmq.protocol.command import BINARY, JSON
 from txmq.protocol.headers import TopicHeader, TopicSettings
@@ -22,9 +22,8 @@ async def config(client, name):
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
-@run_by("serve")
-async def test_a_topic_is_created_and_changed_with_the_given_settings(stage, /, kind):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_topic_is_created_and_changed_with_the_given_settings(client, /, kind):
     first = TopicSettings("T", "TBW102", 4, 8, 6, "MULTI_TAG", 1, order=True)
     await client.ok(PUT, first, kind=kind)
     assert await config(client, "T") == TopicConfig("T", 4, 8, 6, "MULTI_TAG", 1, order=True)
@@ -36,18 +35,16 @@ async def test_a_topic_is_created_and_changed_with_the_given_settings(stage, /, 
     ("name", "read", "write"),
     [("a b", 4, 4), ("", 4, 4), ("T", 0, 0), ("T", -1, 4), ("T", 5000, 4), ("TBW102", 4, 4)],
 )
-@run_by("serve")
-async def test_a_topic_with_invalid_settings_is_refused(stage, /, name, read, write):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_topic_with_invalid_settings_is_refused(client, /, name, read, write):
     before = await config(client, name)
 
     assert await client.code_of(PUT, TopicSettings(name, "TBW102", read, write, 6)) == ERROR
     assert await config(client, name) == before
 
 
-@run_by("serve")
-async def test_all_topics_are_listed_with_their_data_version(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_all_topics_are_listed_with_their_data_version(client, /):
     before = TopicConfigs.read((await client.ok(GET_ALL)).body).data_version
     await client.topic("T")
     body = (await client.ok(GET_ALL)).body
@@ -58,18 +55,14 @@ async def test_all_topics_are_listed_with_their_data_version(stage, /):
     assert b" " not in body
 
 
-@run_by("serve")
-async def test_a_single_topic_is_shown_or_answered_unknown(stage, /):
-    client = await stage.client()
-
+@run_by(with_client)
+async def test_a_single_topic_is_shown_or_answered_unknown(client, /):
     assert await config(client, "T") == -NO_TOPIC
     assert (await config(client, "TBW102")).perm == 7
 
 
-@run_by("serve")
-async def test_system_topics_are_listed(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(with_client, topic="T")
+async def test_system_topics_are_listed(client, /):
     names = TopicNames.read((await client.ok(SYSTEM)).body).topic_list
 
     assert "TBW102" in names
@@ -77,7 +70,7 @@ async def test_system_topics_are_listed(stage, /):
     assert "T" not in names
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_deleting_a_topic_removes_its_messages_and_offsets(stage, /):
     client = await stage.client()
     await client.send("T")
@@ -155,10 +148,8 @@ def test_a_topic_whose_deletion_could_not_be_saved_keeps_its_messages(
     in_world(first, restarted=second)
 
 
-@run_by("serve")
-async def test_system_topics_cannot_be_deleted(stage, /):
-    client = await stage.client()
-
+@run_by(with_client)
+async def test_system_topics_cannot_be_deleted(client, /):
     assert await client.code_of(DELETE, TopicHeader("TBW102")) == ERROR
 
 
@@ -172,8 +163,6 @@ def test_topics_survive_a_restart():
     in_world(first, restarted=second)
 
 
-@run_by("serve", with_topics(auto_create=False))
-async def test_with_auto_creation_off_there_is_no_template_topic(stage, /):
-    client = await stage.client()
-
+@run_by(with_client, with_topics(auto_create=False))
+async def test_with_auto_creation_off_there_is_no_template_topic(client, /):
     assert await config(client, "TBW102") == -NO_TOPIC

@@ -7,6 +7,7 @@ from tests.unit.handlers.transaction_stage import (
     GROUP,
     ROLLBACK,
     UNKNOWN,
+    client_in_lives,
     end,
     in_lives,
     prepare,
@@ -54,10 +55,8 @@ async def test_an_open_transaction_shows_its_checks_and_the_time_of_the_next_one
     assert 0 < shown.next_check_ms - check.asked_ms <= 1100
 
 
-@run_by(in_lives, quick())
-async def test_a_decided_transaction_is_found_by_id_and_by_either_position(life, /):
-    client = await life.client()
-    await client.topic("T")
+@run_by(client_in_lives, quick(), topic="T")
+async def test_a_decided_transaction_is_found_by_id_and_by_either_position(client, /):
     await client.beat(producers=[GROUP])
     half = await prepare(client)
     await client.heard(RequestCode.CHECK_TRANSACTION_STATE)
@@ -80,8 +79,7 @@ async def test_a_decided_transaction_is_found_by_id_and_by_either_position(life,
 
 @run_by(in_lives, quick(check_max=1))
 async def test_the_history_of_a_parked_transaction_names_who_decided_it(life, /):
-    client = await life.client()
-    await client.topic("T")
+    client = await life.client(topic="T")
     await client.beat(producers=[GROUP])
     await prepare(client)
     while (await history_of(client, "U1")).transaction.state != "parked":
@@ -97,10 +95,8 @@ async def test_the_history_of_a_parked_transaction_names_who_decided_it(life, /)
     assert (decision.source, decision.reason) == ("operator", "ops: never paid: T-4711")
 
 
-@run_by(in_lives, quick())
-async def test_rechecks_are_shown_with_operator_and_reason_also_after_the_decision(life, /):
-    client = await life.client()
-    await client.topic("T")
+@run_by(client_in_lives, quick(), topic="T")
+async def test_rechecks_are_shown_with_operator_and_reason_also_after_the_decision(client, /):
     await client.beat(producers=[GROUP])
     half = await prepare(client)
     await prepare(client, unique="U2")
@@ -142,8 +138,7 @@ async def test_a_decided_transaction_names_its_producer_while_it_is_connected(li
 
 @run_by(in_lives, DURABLE)
 async def test_a_restart_keeps_the_decision_and_forgets_the_checks(life, /):
-    client = await life.client()
-    await client.topic("T")
+    client = await life.client(topic="T")
     half = await prepare(client)
     assert await end(client, half, ROLLBACK) == 0
     await life.stop()

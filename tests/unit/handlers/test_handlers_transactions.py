@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tests.running import run_by
-from tests.unit.handlers.handler_stage import in_world, sending
+from tests.unit.handlers.handler_stage import in_world, sending, with_client
 from tests.unit.handlers.transaction_stage import (
     COMMIT,
     DURABLE,
@@ -13,6 +13,7 @@ from tests.unit.handlers.transaction_stage import (
     ROLLBACK,
     UNKNOWN,
     checks_heard,
+    client_in_lives,
     end,
     ending,
     in_lives,
@@ -37,9 +38,8 @@ from txmq_broker.handlers import transactions as handlers_transactions
 from txmq_broker.services import flusher
 
 
-@run_by("serve")
-async def test_a_half_message_is_invisible_until_it_is_committed(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_half_message_is_invisible_until_it_is_committed(client, /):
     await client.topic("T", 4)
     half = await prepare(client, queue=2, TAGS="red", KEYS="k1")
     assert (half.queue, half.offset) == (2, 0)
@@ -57,10 +57,8 @@ async def test_a_half_message_is_invisible_until_it_is_committed(stage, /):
     assert records.unpack(shown.body)[0] == found
 
 
-@run_by("serve")
-async def test_a_rolled_back_half_message_is_never_delivered(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(with_client, topic="T")
+async def test_a_rolled_back_half_message_is_never_delivered(client, /):
     half = await prepare(client)
 
     assert await end(client, half, ROLLBACK) == 0
@@ -70,10 +68,8 @@ async def test_a_rolled_back_half_message_is_never_delivered(stage, /):
 
 
 @pytest.mark.fault("M1")
-@run_by("serve")
-async def test_a_repeated_commit_succeeds_and_delivers_one_message(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(with_client, topic="T")
+async def test_a_repeated_commit_succeeds_and_delivers_one_message(client, /):
     half = await prepare(client)
     at_once = [client.asking(37, half.end(COMMIT)) for _ in range(5)]
     assert {answer.code for answer in await asyncio.gather(*at_once)} == {0}
@@ -85,10 +81,9 @@ async def test_a_repeated_commit_succeeds_and_delivers_one_message(stage, /):
 @pytest.mark.parametrize(
     ("first", "second", "code"), [(COMMIT, ROLLBACK, 200), (ROLLBACK, COMMIT, 201)]
 )
-@run_by("serve")
+@run_by(in_world)
 async def test_a_contradicting_second_decision_is_refused(stage, /, first, second, code):
-    client = await stage.client()
-    await client.topic("T")
+    client = await stage.client(topic="T")
     half = await prepare(client)
     both = [client.asking(37, half.end(what)) for what in (first, second)]
     assert [answer.code for answer in await asyncio.gather(*both)] == [0, code]
@@ -98,10 +93,8 @@ async def test_a_contradicting_second_decision_is_refused(stage, /, first, secon
 
 
 @pytest.mark.fault("M4")
-@run_by("serve")
-async def test_each_wrong_field_of_an_end_has_its_own_error_code(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(with_client, topic="T")
+async def test_each_wrong_field_of_an_end_has_its_own_error_code(client, /):
     half = await prepare(client)
     assert await end(client, half, COMMIT, producer_group="other") == 203
     assert await end(client, half, COMMIT, commit_log_offset=half.position + 1) == 604
@@ -111,10 +104,8 @@ async def test_each_wrong_field_of_an_end_has_its_own_error_code(stage, /):
 
 
 @pytest.mark.fault("M6")
-@run_by("serve")
-async def test_a_half_message_sent_again_is_the_same_transaction(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(with_client, topic="T")
+async def test_a_half_message_sent_again_is_the_same_transaction(client, /):
     first = await prepare(client)
     second = await prepare(client)
     assert (second.offset, second.position) == (first.offset, first.position)
@@ -127,8 +118,7 @@ async def test_a_half_message_sent_again_is_the_same_transaction(stage, /):
 
 @run_by(in_world, quick())
 async def test_a_producer_that_sends_no_end_is_checked(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+    client = await stage.client(topic="T")
     await client.beat(producers=[GROUP])
     half = await prepare(client)
     await stage.passes(0.9)
@@ -150,8 +140,7 @@ async def test_a_producer_that_sends_no_end_is_checked(stage, /):
 
 @run_by(in_world, quick())
 async def test_a_transaction_parked_after_unknown_answers_can_be_decided_by_hand(stage, /, caplog):
-    client = await stage.client()
-    await client.topic("T")
+    client = await stage.client(topic="T")
     await client.beat(producers=[GROUP])
     half = await prepare(client)
     for _ in range(3):
@@ -222,10 +211,8 @@ async def test_after_no_answer_another_producer_of_the_group_is_checked(stage, /
     assert (checks_heard(origin), checks_heard(other)) == (["U1"], [])
 
 
-@run_by(in_lives, DURABLE)
-async def test_a_half_message_with_the_id_of_another_message_is_refused(life, /):
-    client = await life.client()
-    await client.topic("T")
+@run_by(client_in_lives, DURABLE, topic="T")
+async def test_a_half_message_with_the_id_of_another_message_is_refused(client, /):
     await client.topic("S")
     first = client.asking(RequestCode.SEND_MESSAGE, preparing("T"), body=b"half")
     second = client.asking(RequestCode.SEND_MESSAGE, preparing("S"), body=b"half")
@@ -317,8 +304,7 @@ async def test_open_transactions_are_listed_in_pages_and_filtered_by_state_and_g
 
 @run_by(in_lives, quick(check_max=1))
 async def test_paging_through_parked_transactions_misses_none_parked_out_of_order(life, /):
-    client = await life.client()
-    await client.topic("T")
+    client = await life.client(topic="T")
     await client.beat(producers=[GROUP])
     late = {"CHECK_IMMUNITY_TIME_IN_SECONDS": "5"}
     halves = [
@@ -404,12 +390,10 @@ async def test_a_transaction_is_shown_with_its_half_message_as_it_was_sent(life,
         ({"transaction_id": "U2"}, 22),
     ],
 )
-@run_by("serve")
+@run_by(with_client, topic="T")
 async def test_a_decision_by_hand_without_operator_reason_or_decision_is_refused(
-    stage, /, wrong, code
+    client, /, wrong, code
 ):
-    client = await stage.client()
-    await client.topic("T")
     await prepare(client)
     header = DecideTransaction("U1", "commit", "ops", "the ledger has it")
     for name, value in wrong.items():
@@ -422,8 +406,7 @@ async def test_a_decision_by_hand_without_operator_reason_or_decision_is_refused
 @pytest.mark.parametrize(("decision", "late", "code"), [("commit", 12, 200), ("rollback", 8, 201)])
 @run_by(in_lives, DURABLE)
 async def test_a_decision_by_hand_is_final_and_survives_a_kill(life, /, decision, late, code):
-    client = await life.client()
-    await client.topic("T")
+    client = await life.client(topic="T")
     half = await prepare(client)
     header = DecideTransaction(half.offset_id, decision, "ops", "x" * 1019)
     await client.ok(RequestCode.DECIDE_TRANSACTION, header)
@@ -441,10 +424,8 @@ async def test_a_decision_by_hand_is_final_and_survives_a_kill(life, /, decision
     assert last.property_map()["TXMQ_SOURCE"] == "OPERATOR"
 
 
-@run_by(in_lives, DURABLE)
-async def test_two_operators_that_decide_at_once_get_one_decision(life, /):
-    client = await life.client()
-    await client.topic("T")
+@run_by(client_in_lives, DURABLE, topic="T")
+async def test_two_operators_that_decide_at_once_get_one_decision(client, /):
     await prepare(client)
     both = [
         client.asking(RequestCode.DECIDE_TRANSACTION, DecideTransaction("U1", what, who, "why"))
@@ -562,8 +543,7 @@ async def test_a_repeated_end_does_not_succeed_by_a_decision_whose_write_failed(
 
 @run_by(in_world, quick())
 async def test_the_immunity_time_of_a_decided_transaction_is_forgotten(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+    client = await stage.client(topic="T")
     await client.beat(producers=[GROUP])
     kept = await prepare(client, unique="kept", CHECK_IMMUNITY_TIME_IN_SECONDS="150")
     for number in range(50):
@@ -587,8 +567,7 @@ async def test_the_immunity_time_of_a_decided_transaction_is_forgotten(stage, /)
 
 @run_by(in_world, quick())
 async def test_a_group_without_producers_is_forgotten_with_its_last_transaction(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+    client = await stage.client(topic="T")
     halves = [await prepare(client, unique=f"U{number}", group=f"G{number}") for number in range(9)]
     await stage.passes(3)
     assert len(stage.broker._checker.checks.stranded) == 9
@@ -599,10 +578,8 @@ async def test_a_group_without_producers_is_forgotten_with_its_last_transaction(
     assert stage.broker._checker.checks.stranded == {}
 
 
-@run_by("serve")
-async def test_an_id_used_for_another_topic_is_refused_also_after_the_decision(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(with_client, topic="T")
+async def test_an_id_used_for_another_topic_is_refused_also_after_the_decision(client, /):
     await client.topic("T2")
     assert await end(client, await prepare(client), ROLLBACK) == 0
     header = sending("T2", TRAN_MSG="true", PGROUP=GROUP, UNIQ_KEY="U1")
@@ -611,9 +588,8 @@ async def test_an_id_used_for_another_topic_is_refused_also_after_the_decision(s
     assert await client.code_of(RequestCode.SEND_MESSAGE, header, body=b"half") == 13
 
 
-@run_by("serve")
-async def test_an_end_for_an_empty_half_queue_is_refused_with_the_reason(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_an_end_for_an_empty_half_queue_is_refused_with_the_reason(client, /):
     asked = [client.asking(37, EndTransaction("P", 0, 0, COMMIT, False, "U")) for _ in range(2)]
     for answer in await asyncio.gather(*asked):
         assert answer.remark == "the half queue has no message at offset 0"

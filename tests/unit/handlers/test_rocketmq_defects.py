@@ -24,6 +24,7 @@ from tests.unit.handlers.transaction_stage import (
     ROLLBACK,
     UNKNOWN,
     checks_heard,
+    client_in_lives,
     end,
     ending,
     in_lives,
@@ -164,8 +165,7 @@ async def test_two_producers_that_answer_one_check_differently_get_one_decision(
 @pytest.mark.fault("M3")
 @run_by(in_lives, DURABLE)
 async def test_an_end_before_its_half_message_is_known_is_refused_and_works_later(life, /):
-    client = await life.client()
-    await client.topic("T")
+    client = await life.client(topic="T")
     await prepare(client, unique="earlier")
     life.disk.slow_sync(5.0)
     arriving = client.asking(RequestCode.SEND_MESSAGE, preparing(), body=b"half")
@@ -224,8 +224,7 @@ async def test_a_check_replaces_a_one_way_end_that_was_lost(life, /):
 @pytest.mark.parametrize("is_killed", [True, False])
 @run_by(in_lives, DURABLE)
 async def test_an_end_works_after_the_broker_restarted(life, /, is_killed, is_indexed):
-    client = await life.client()
-    await client.topic("T")
+    client = await life.client(topic="T")
     decided = await prepare(client, unique="C")
     undone = await prepare(client, unique="R")
     open_one, open_two = [await prepare(client, unique=each) for each in "AB"]
@@ -254,8 +253,7 @@ async def test_an_end_works_after_the_broker_restarted(life, /, is_killed, is_in
 async def test_a_half_message_sent_again_after_decision_and_restart_is_the_same_transaction(
     life, /
 ):
-    client = await life.client()
-    await client.topic("T")
+    client = await life.client(topic="T")
     first = await prepare(client)
     assert await end(client, first, ROLLBACK) == 0
     await life.kill()
@@ -332,8 +330,7 @@ def test_a_half_message_lost_in_a_crash_can_be_sent_again_and_is_stored_once(ste
 @pytest.mark.fault("P11", "M6")
 @run_by(in_lives, DURABLE)
 async def test_a_half_message_sent_again_after_a_restart_is_the_same_transaction(life, /):
-    client = await life.client()
-    await client.topic("T")
+    client = await life.client(topic="T")
     open_one, decided = [await prepare(client, unique=each) for each in "AB"]
     assert await end(client, decided, ROLLBACK) == 0
     await life.kill()
@@ -652,10 +649,8 @@ async def test_a_half_message_without_a_group_belongs_to_the_group_of_its_sender
 
 
 @pytest.mark.parametrize("name", ["DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"])
-@run_by(in_lives)
-async def test_a_half_message_with_a_delay_is_refused(life, /, name):
-    client = await life.client()
-    await client.topic("T")
+@run_by(client_in_lives, topic="T")
+async def test_a_half_message_with_a_delay_is_refused(client, /, name):
     refused = await client.ask(RequestCode.SEND_MESSAGE, preparing(**{name: "3"}), body=b"half")
     assert refused.code == 13
     assert name in refused.remark
@@ -703,10 +698,8 @@ async def test_a_producer_whose_clock_is_a_day_off_is_checked_in_time(life, /, d
 # Room
 
 
-@run_by(in_lives, quick(pending_max=2))
-async def test_with_too_many_open_transactions_half_messages_are_refused_but_not_ends(life, /):
-    client = await life.client()
-    await client.topic("T")
+@run_by(client_in_lives, quick(pending_max=2), topic="T")
+async def test_with_too_many_open_transactions_half_messages_are_refused_but_not_ends(client, /):
     first, second = [await prepare(client, unique=unique) for unique in "AB"]
     refused = await client.ask(RequestCode.SEND_MESSAGE, preparing(unique="C"), body=b"half")
     assert refused.code == 2
@@ -725,8 +718,7 @@ async def test_with_too_many_open_transactions_half_messages_are_refused_but_not
 @pytest.mark.fault("S8")
 @run_by(in_lives, DURABLE)
 async def test_a_filling_disk_refuses_half_messages_first_then_sends_but_never_ends(life, /):
-    client = await life.client()
-    await client.topic("T")
+    client = await life.client(topic="T")
     one, two, three = [await prepare(client, unique=unique) for unique in "ABC"]
     used = life.disk.space().used
 
@@ -755,8 +747,7 @@ async def test_a_filling_disk_refuses_half_messages_first_then_sends_but_never_e
 
 @run_by(in_lives, DURABLE)
 async def test_ends_are_accepted_while_the_disk_is_too_slow_for_sends(life, /):
-    client = await life.client()
-    await client.topic("T")
+    client = await life.client(topic="T")
     one, two = [await prepare(client, unique=each) for each in "AB"]
     life.disk.slow_sync(4.0)
     deciding = ending(client, one, COMMIT)

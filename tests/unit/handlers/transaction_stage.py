@@ -2,10 +2,11 @@
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 
 from msgspec.structs import replace
 
-from tests.unit.handlers.handler_stage import SETTINGS, STEADY, Client, Inbox, Stage, sending
+from tests.unit.handlers.handler_stage import SETTINGS, STEADY, Stage, sending, with_client
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import EndTransaction
 from txmq.protocol.record import position_in
@@ -151,13 +152,10 @@ class Life(Stage):
         if not self.server.is_up:
             self.server.restart()
 
-    async def client(self, name=None, *, address=None):
-        self._clients += 1
-        inbox = Inbox()
-        machine = self.world.machine(f"client-{self._clients}", address)
-        pool = ConnectionPool(machine.network, machine.clock, inbox.serve)
-        connection = await machine.run(pool.connection(self.broker.address))
-        return Client(connection, inbox, name or f"client-{self._clients}")
+    async def _connect(self, service, number, address):
+        machine = self.world.machine(f"client-{number}", address)
+        pool = ConnectionPool(machine.network, machine.clock, service)
+        return await machine.run(pool.connection(self.broker.address))
 
 
 def in_lives(main, settings=SETTINGS, *, within=7200.0):
@@ -171,3 +169,6 @@ def in_lives(main, settings=SETTINGS, *, within=7200.0):
         await life.stop()
 
     world.run(scenario(), timeout=within)
+
+
+client_in_lives = partial(with_client, run=in_lives)

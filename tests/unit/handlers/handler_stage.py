@@ -266,13 +266,11 @@ def queue(topic, number=0, broker="broker-a"):
     return MessageQueue(broker, number, topic)
 
 
-def in_world(main, settings=SETTINGS, *, restarted=None, within=3600.0):
+def in_world(main, settings=SETTINGS, *, within=3600.0):
     """Run a coroutine function of a :class:`Stage` in a world where waiting takes no time.
 
     A test that waits for over two minutes needs new clients: idle connections are closed.
-    Then ``restarted`` runs, with a new broker on the disk that the first one left.
     """
-    mains = [main] if restarted is None else [main, restarted]
 
     async def scenario(world):
         server = world.machine("server")
@@ -283,20 +281,19 @@ def in_world(main, settings=SETTINGS, *, restarted=None, within=3600.0):
             pool = ConnectionPool(machine.network, machine.clock, service)
             return await machine.run(pool.connection(at["listen"]))
 
-        for part in mains:
-            broker = Broker(
-                replace(settings, **at),
-                clock=server.clock,
-                network=server.network,
-                disk=server.disk,
-                entropy=server.entropy,
-            )
-            ready, over = asyncio.Event(), asyncio.Event()
-            serving = server.run(serve(broker, ready, over))
-            await ready.wait()
-            await part(Stage(broker, server.clock, connect, world))
-            over.set()
-            await serving
+        broker = Broker(
+            replace(settings, **at),
+            clock=server.clock,
+            network=server.network,
+            disk=server.disk,
+            entropy=server.entropy,
+        )
+        ready, over = asyncio.Event(), asyncio.Event()
+        serving = server.run(serve(broker, ready, over))
+        await ready.wait()
+        await main(Stage(broker, server.clock, connect, world))
+        over.set()
+        await serving
 
     async def serve(broker, ready, over):
         async with broker:

@@ -110,11 +110,7 @@ async def test_listing_the_members_of_an_empty_group_is_an_error(client, /):
 
 @run_by(in_world)
 async def test_a_client_with_two_connections_is_listed_once(stage, /):
-    first, same, second = (
-        await stage.client("one"),
-        await stage.client("one"),
-        await stage.client(),
-    )
+    first, same, second = [await stage.client(name) for name in ("one", "one", None)]
     for client in (first, same, second):
         await client.beat(consumer("group", "T"))
 
@@ -161,25 +157,17 @@ async def test_a_change_of_subscribed_topics_notifies_the_group(stage, /):
     await client.heard(CHANGED)
 
 
+@pytest.mark.parametrize("is_lost", [False, True], ids=["unregistered", "connection lost"])
 @run_by(in_world)
-async def test_unregistering_removes_the_member_and_notifies_the_group(stage, /):
+async def test_a_member_that_leaves_is_removed_and_the_group_is_notified(stage, /, is_lost):
     leaving, staying = await stage.clients(2)
     for member in (leaving, staying):
         await member.beat(consumer("group", "T"), producers=["p"])
     await staying.heard(CHANGED)
-    await leaving.ok(LEAVE, ClientGroups(leaving.name, "p", "group"))
-
-    await staying.heard(CHANGED)
-    assert await ids(staying) == [staying.name]
-
-
-@run_by(in_world)
-async def test_a_lost_connection_removes_the_member_and_notifies_the_group(stage, /):
-    leaving, staying = await stage.clients(2)
-    for member in (leaving, staying):
-        await member.beat(consumer("group", "T"))
-    await staying.heard(CHANGED)
-    leaving.close()
+    if is_lost:
+        leaving.close()
+    else:
+        await leaving.ok(LEAVE, ClientGroups(leaving.name, "p", "group"))
 
     await staying.heard(CHANGED)
     assert await ids(staying) == [staying.name]
@@ -242,16 +230,18 @@ async def test_unregistering_from_a_group_one_is_not_in_changes_nothing(
 async def test_unregistering_releases_the_queue_locks_of_the_client(stage, /):
     leaving, other = await stage.clients(2)
     queues = [MessageQueue("broker-a", 0, "T")]
+
+    async def lock(client):
+        body = LockRequest(client.name, "group", queues).write()
+        return LockedQueues.read(
+            (await client.ok(RequestCode.LOCK_BATCH_MQ, body=body)).body
+        ).queues
+
     await leaving.beat(consumer("group", "T"))
-    await leaving.ok(
-        RequestCode.LOCK_BATCH_MQ, body=LockRequest(leaving.name, "group", queues).write()
-    )
+    assert await lock(leaving) == queues
     await leaving.ok(LEAVE, ClientGroups(leaving.name, None, "group"))
 
-    answer = await other.ok(
-        RequestCode.LOCK_BATCH_MQ, body=LockRequest(other.name, "group", queues).write()
-    )
-    assert LockedQueues.read(answer.body).queues == queues
+    assert await lock(other) == queues
 
 
 # What operators see
@@ -305,18 +295,16 @@ async def test_producer_connections_of_all_groups_are_shown_at_once(stage, /):
 # Consumers of RocketMQ 5 that wait for queues from the broker
 
 
-def test_a_consumer_that_asks_the_broker_for_an_assignment_is_logged_once(serve, caplog):
-    async def main(stage):
-        client = await stage.client()
-        for group in ("billing", "billing", "shipping"):
-            wanted = {"clientId": "10.0.0.5@1234", "consumerGroup": group, "topic": "Orders"}
-            for _ in range(20):
-                answer = await client.ask(ASSIGN, body=json.dumps(wanted).encode())
-                assert (answer.code, answer.remark) == (3, " request type 400 not supported")
-        for body in (b"", b"{", b"x" * 100_000):
-            assert await client.code_of(ASSIGN, body=body) == 3
+@run_by(with_client)
+async def test_a_consumer_that_asks_the_broker_for_an_assignment_is_logged_once(client, /, caplog):
+    for group in ("billing", "billing", "shipping"):
+        wanted = {"clientId": "10.0.0.5@1234", "consumerGroup": group, "topic": "Orders"}
+        for _ in range(20):
+            answer = await client.ask(ASSIGN, body=json.dumps(wanted).encode())
+            assert (answer.code, answer.remark) == (3, " request type 400 not supported")
+    for body in (b"", b"{", b"x" * 100_000):
+        assert await client.code_of(ASSIGN, body=body) == 3
 
-    serve(main)
     lines = [record.getMessage() for record in caplog.records]
     named = [line for line in lines if "set clientRebalance=true at the consumer" in line]
     assert [line.split(" asks")[0].split(" at ")[0] for line in named] == ["a consumer"] * 3
@@ -325,14 +313,12 @@ def test_a_consumer_that_asks_the_broker_for_an_assignment_is_logged_once(serve,
     assert "of group" not in named[2]
 
 
-def test_clients_cannot_flood_the_log_with_ever_new_consumer_names(serve, caplog):
-    async def main(stage):
-        client = await stage.client()
-        for number in range(1_200):
-            wanted = {"clientId": f"client {number}", "consumerGroup": "G" * 5_000}
-            assert await client.code_of(ASSIGN, body=json.dumps(wanted).encode()) == 3
+@run_by(with_client)
+async def test_clients_cannot_flood_the_log_with_ever_new_consumer_names(client, /, caplog):
+    for number in range(1_200):
+        wanted = {"clientId": f"client {number}", "consumerGroup": "G" * 5_000}
+        assert await client.code_of(ASSIGN, body=json.dumps(wanted).encode()) == 3
 
-    serve(main)
     lines = [record.getMessage() for record in caplog.records if "400" in record.getMessage()]
     assert len(lines) == 1_000
     assert max(map(len, lines)) < 500

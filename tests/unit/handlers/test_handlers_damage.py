@@ -99,14 +99,12 @@ async def test_a_pull_stops_before_a_damaged_message_and_the_next_pull_names_it(
 async def test_messages_around_the_damage_are_served_after_a_restart(life, /):
     client = await life.client()
     await client.fill("T", 20)
-    await life.stop()
-    await life.start()
+    await life.restart()
     client = await life.client()
     flip(life, "T", 10)
 
     assert (await client.pull("T", 0)).next == 10
-    await life.stop()
-    await life.start()
+    await life.restart()
     client = await life.client()
     assert (await client.pull("T", 0)).next == 10
     assert (await client.ask(PULL, pulling("T", 10))).code == ERROR
@@ -137,27 +135,23 @@ async def test_an_unreadable_sector_hides_only_the_messages_in_it(life, /):
 
 
 @pytest.mark.parametrize("kind", ["TAG", "SQL92"])
-def test_a_filtered_pull_stops_at_a_damaged_message(kind):
-    settings = replace(DURABLE, filter=FilterSettings(sql=True))
+@run_by(in_lives, replace(DURABLE, filter=FilterSettings(sql=True)))
+async def test_a_filtered_pull_stops_at_a_damaged_message(life, /, kind):
+    client = await life.client()
+    for number in range(9):
+        await client.send("T", b"%d" % number, TAGS="A" if number % 2 else "B", n=str(number))
+    flip(life, "T", 5)
+    text = "A" if kind == "TAG" else "n >= 0"
+    wanted = {"tags": text, "expression_type": kind}
 
-    async def main(life):
-        client = await life.client()
-        for number in range(9):
-            await client.send("T", b"%d" % number, TAGS="A" if number % 2 else "B", n=str(number))
-        flip(life, "T", 5)
-        text = "A" if kind == "TAG" else "n >= 0"
-        wanted = {"tags": text, "expression_type": kind}
-
-        first = await client.pull("T", 0, **wanted)
-        assert (first.code, first.next) == (FOUND, 5)
-        assert first.bodies[-1] == (b"3" if kind == "TAG" else b"4")
-        assert (await client.ask(PULL, pulling("T", 5, **wanted))).code == ERROR
-        assert (await client.pull("T", 6, **wanted)).bodies[-1] == (b"7" if kind == "TAG" else b"8")
-        if kind == "TAG":
-            # The index says that the damaged message is for others.
-            assert (await client.pull("T", 0, tags="B")).bodies == [b"0", b"2", b"4", b"6", b"8"]
-
-    in_lives(main, settings)
+    first = await client.pull("T", 0, **wanted)
+    assert (first.code, first.next) == (FOUND, 5)
+    assert first.bodies[-1] == (b"3" if kind == "TAG" else b"4")
+    assert (await client.ask(PULL, pulling("T", 5, **wanted))).code == ERROR
+    assert (await client.pull("T", 6, **wanted)).bodies[-1] == (b"7" if kind == "TAG" else b"8")
+    if kind == "TAG":
+        # The index says that the damaged message is for others.
+        assert (await client.pull("T", 0, tags="B")).bodies == [b"0", b"2", b"4", b"6", b"8"]
 
 
 @run_by(in_lives, DURABLE)
@@ -172,20 +166,18 @@ async def test_a_pull_without_matches_moves_on_to_the_damaged_message(life, /):
     assert (await client.ask(PULL, pulling("T", 3, tags="A"))).code == ERROR
 
 
-def test_damage_is_counted_and_reported_to_the_broker_set(caplog):
-    async def main(life):
-        client = await life.client()
-        await client.fill("T", 3)
-        position = flip(life, "T", 1)
-        found = []
-        life.broker.store.damage.found = found.append
+@run_by(in_lives, DURABLE)
+async def test_damage_is_counted_and_reported_to_the_broker_set(life, /, caplog):
+    client = await life.client()
+    await client.fill("T", 3)
+    position = flip(life, "T", 1)
+    found = []
+    life.broker.store.damage.found = found.append
 
-        for _ in range(5):
-            assert (await client.ask(PULL, pulling("T", 1))).code == ERROR
-        assert found == [position] * 5
-        assert life.broker.store.damage.reads == 5
-
-    in_lives(main, DURABLE)
+    for _ in range(5):
+        assert (await client.ask(PULL, pulling("T", 1))).code == ERROR
+    assert found == [position] * 5
+    assert life.broker.store.damage.reads == 5
     assert len([line for line in caplog.messages if "the log is damaged at" in line]) == 1
 
 
@@ -225,8 +217,7 @@ async def test_a_skip_survives_a_kill_and_ends_when_its_group_is_deleted(life, /
     await create_group(client)
     flip(life, "T", 3)
     await client.ok(SKIP, skipping(3))
-    await life.kill()
-    await life.start()
+    await life.kill_and_start()
 
     client = await life.client()
     assert (await client.pull("T", 3)).next == 4
@@ -350,27 +341,25 @@ def damage_half(life, half, inside=88):
     life.disk.flip_bit(path_of(0), half.position + inside)
 
 
-def test_a_damaged_half_message_is_parked_and_the_checks_of_others_go_on(caplog):
-    async def main(life):
-        producer = await life.client()
-        await producer.beat(producers=[GROUP])
-        damaged = await prepare(producer, unique="U1")
-        await prepare(producer, unique="U2")
-        damage_half(life, damaged)
+@run_by(in_lives, quick(DURABLE))
+async def test_a_damaged_half_message_is_parked_and_the_checks_of_others_go_on(life, /, caplog):
+    producer = await life.client()
+    await producer.beat(producers=[GROUP])
+    damaged = await prepare(producer, unique="U1")
+    await prepare(producer, unique="U2")
+    damage_half(life, damaged)
 
-        await stay(producer, 2.5, GROUP)
-        assert set(checks_heard(producer)) == {"U2"}
-        assert life.broker.transactions.tally.parked == 0
-        await stay(producer, 2.0, GROUP)
-        assert "U2" in checks_heard(producer)
-        listed = await producer.ok(RequestCode.LIST_TRANSACTIONS, ListTransactions(state="parked"))
-        entries = OpenTransactions.read(listed.body).transactions
-        assert damaged.offset_id in [entry.offset_msg_id for entry in entries]
-        by_hand = DecideTransaction(damaged.offset_id, "rollback", "ann", "the disk lost it")
-        await producer.ok(RequestCode.DECIDE_TRANSACTION, by_hand)
-        assert await end(producer, damaged, ROLLBACK) == 0
-
-    in_lives(main, quick(DURABLE))
+    await stay(producer, 2.5, GROUP)
+    assert set(checks_heard(producer)) == {"U2"}
+    assert life.broker.transactions.tally.parked == 0
+    await stay(producer, 2.0, GROUP)
+    assert "U2" in checks_heard(producer)
+    listed = await producer.ok(RequestCode.LIST_TRANSACTIONS, ListTransactions(state="parked"))
+    entries = OpenTransactions.read(listed.body).transactions
+    assert damaged.offset_id in [entry.offset_msg_id for entry in entries]
+    by_hand = DecideTransaction(damaged.offset_id, "rollback", "ann", "the disk lost it")
+    await producer.ok(RequestCode.DECIDE_TRANSACTION, by_hand)
+    assert await end(producer, damaged, ROLLBACK) == 0
     assert "with the damaged half message 0 of P is parked" in caplog.text
 
 

@@ -5,6 +5,7 @@ from msgspec.structs import replace
 
 from tests.running import run_by
 from tests.unit.handlers.handler_stage import (
+    SETTINGS,
     batch_of,
     batching,
     in_world,
@@ -29,7 +30,7 @@ from txmq.protocol.headers import (
 )
 from txmq.protocol.record import position_in
 from txmq.testing import Loss
-from txmq_broker.config import BrokerSettings, DelaySettings, StoreSettings
+from txmq_broker.config import DelaySettings
 
 SCHEDULE = "SCHEDULE_TOPIC_XXXX"
 LEVELS_S = [1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200]
@@ -116,19 +117,14 @@ async def test_an_invalid_or_too_long_delay_is_refused(stage, /, wish, complaint
     assert len(stage.broker.store.delays) == 0
 
 
-def test_a_delay_level_above_the_highest_counts_as_the_highest():
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        await client.send("T", DELAY="99")
+@run_by(with_client, replace(SETTINGS, delay=DelaySettings(levels="1s 2s")), topic="T")
+async def test_a_delay_level_above_the_highest_counts_as_the_highest(client, /):
+    await client.send("T", DELAY="99")
 
-        came = await arrival(client, "T")
+    came = await arrival(client, "T")
 
-        assert came.property_map()["DELAY"] == "2"
-        assert (await client.pull(SCHEDULE, queue=1)).bodies == [b"body"]
-
-    levels = DelaySettings(levels="1s 2s")
-    in_world(main, BrokerSettings(store=StoreSettings(flush="async"), delay=levels))
+    assert came.property_map()["DELAY"] == "2"
+    assert (await client.pull(SCHEDULE, queue=1)).bodies == [b"body"]
 
 
 @run_by(in_world)
@@ -235,35 +231,29 @@ async def test_recalls_survive_a_restart_and_waiting_messages_can_still_be_recal
     assert (await client.pull("T")).bodies == [b"gone", b"u2", b"u3"]
 
 
-def test_delay_levels_changed_at_a_restart_deliver_no_message_early():
-    async def main(life):
-        client = await life.client()
-        await client.topic("T")
-        sent_ms = life.clock.wall_ms()
-        for level in (1, 2, 3):
-            await send_later(client, f"old {level}", DELAY=str(level))
-        await life.stop()
-        # Fewer levels, and different ones.
-        life.settings = replace(life.settings, delay=DelaySettings(levels="20s 1s"))
-        await life.start()
-        client = await life.client()
-        again_ms = life.clock.wall_ms()
-        for level in (1, 2, 3):
-            await send_later(client, f"new {level}", DELAY=str(level))
-        await life.passes(30)
+@run_by(in_lives, replace(DURABLE, delay=DelaySettings(levels="10s 20s 30s")))
+async def test_delay_levels_changed_at_a_restart_deliver_no_message_early(life, /):
+    client = await life.client(topic="T")
+    sent_ms = life.clock.wall_ms()
+    for level in (1, 2, 3):
+        await send_later(client, f"old {level}", DELAY=str(level))
+    await life.stop()
+    # Fewer levels, and different ones.
+    life.settings = replace(life.settings, delay=DelaySettings(levels="20s 1s"))
+    await life.start()
+    client = await life.client()
+    again_ms = life.clock.wall_ms()
+    for level in (1, 2, 3):
+        await send_later(client, f"new {level}", DELAY=str(level))
+    await life.passes(30)
 
-        client = await life.client()
-        came = {
-            record.body.decode(): record.stored_ms for record in (await client.pull("T")).records
-        }
-        waits = {"old 1": 10, "old 2": 20, "old 3": 30, "new 1": 20, "new 2": 1, "new 3": 1}
-        assert sorted(came) == sorted(waits)
-        for name, wait_s in waits.items():
-            since_ms = sent_ms if name.startswith("old") else again_ms
-            assert 0 <= came[name] - since_ms - wait_s * 1000 < 500
-
-    levels = DelaySettings(levels="10s 20s 30s")
-    in_lives(main, replace(DURABLE, delay=levels))
+    client = await life.client()
+    came = {record.body.decode(): record.stored_ms for record in (await client.pull("T")).records}
+    waits = {"old 1": 10, "old 2": 20, "old 3": 30, "new 1": 20, "new 2": 1, "new 3": 1}
+    assert sorted(came) == sorted(waits)
+    for name, wait_s in waits.items():
+        since_ms = sent_ms if name.startswith("old") else again_ms
+        assert 0 <= came[name] - since_ms - wait_s * 1000 < 500
 
 
 # Other behaviour
@@ -345,8 +335,7 @@ async def test_a_recreated_topic_holds_delayed_messages_due_while_it_was_deleted
     await client.send("T", b"other queue", queue=1, DELAY="1")
     await client.ok(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader("T"))
     await life.passes(2)
-    await life.kill()
-    await life.start()
+    await life.kill_and_start()
 
     client = await life.client()
     await client.topic("T", 2)

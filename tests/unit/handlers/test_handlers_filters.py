@@ -220,9 +220,8 @@ async def test_compressed_messages_are_filtered_and_stay_compressed(client, /):
     await client.ok(RequestCode.SEND_MESSAGE, header, body=b"packed")
 
     found = await client.pull("T", **by_sql("a > 5"))
-    assert [(record.body, record.sys_flag & flag) for record in found.records] == [
-        (b"packed", flag)
-    ]
+    (record,) = found.records
+    assert (record.body, record.sys_flag & flag) == (b"packed", flag)
 
 
 @run_by(with_client, WITH_SQL)
@@ -311,7 +310,8 @@ async def test_pulls_whose_filters_exceed_the_memory_limit_are_answered_at_once(
 
 
 @pytest.mark.parametrize("is_by_tags", [False, True])
-def test_a_held_pull_follows_a_subscription_change_of_its_group(is_by_tags):
+@run_by(in_world, WITH_SQL)
+async def test_a_held_pull_follows_a_subscription_change_of_its_group(stage, /, is_by_tags):
     """As with RocketMQ, which looks at the heartbeat's subscription again before it answers."""
 
     def wanting(version, *numbers):
@@ -321,20 +321,16 @@ def test_a_held_pull_follows_a_subscription_change_of_its_group(is_by_tags):
         expression = " OR ".join(f"a = {number}" for number in numbers)
         return subscribing(expression=expression, version=version)
 
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        await client.beat(wanting(1, "6"))
-        held = client.asking(PULL, pulling("T", tags=None, hold_ms=15_000))
-        await numbered(client, 3, TAGS="3")
-        await client.beat(wanting(2, "6", "4"))
-        await numbered(client, 4, TAGS="4")
+    client = await stage.client(topic="T")
+    await client.beat(wanting(1, "6"))
+    held = client.asking(PULL, pulling("T", tags=None, hold_ms=15_000))
+    await numbered(client, 3, TAGS="3")
+    await client.beat(wanting(2, "6", "4"))
+    await numbered(client, 4, TAGS="4")
 
-        found = pulled(await held)
-        assert (found.bodies, found.next) == ([b"4"], 2)
-        assert stage.broker._pulls._held_chars == 0
-
-    in_world(main, WITH_SQL)
+    found = pulled(await held)
+    assert (found.bodies, found.next) == ([b"4"], 2)
+    assert stage.broker._pulls._held_chars == 0
 
 
 @run_by(in_world, WITH_SQL)
@@ -373,9 +369,7 @@ async def test_conditions_from_heartbeats_count_towards_the_limit_of_held_pulls(
 async def test_held_pulls_are_woken_in_limited_groups(stage, /, monkeypatch, given, at_once):
     """The conditions of some hundreds of pulls take a second for one large message."""
     monkeypatch.setattr("txmq_broker.handlers.pull.WOKEN_TOGETHER_MAX", 4)
-
-    client = await stage.client()
-    await client.topic("T")
+    client = await stage.client(topic="T")
     pulls = stage.broker._pulls
     held = [client.asking(PULL, pulling("T", **given, hold_ms=15_000)) for _ in range(9)]
     await client.max_offset("T")
@@ -397,9 +391,7 @@ async def test_a_stopping_broker_answers_pulls_that_are_woken_but_not_served_yet
     stage, /, monkeypatch
 ):
     monkeypatch.setattr("txmq_broker.handlers.pull.WOKEN_TOGETHER_MAX", 1)
-
-    client = await stage.client()
-    await client.topic("T")
+    client = await stage.client(topic="T")
     pulls = stage.broker._pulls
     held = [client.asking(PULL, pulling("T", hold_ms=15_000)) for _ in range(5)]
     await client.max_offset("T")

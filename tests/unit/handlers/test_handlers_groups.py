@@ -4,6 +4,7 @@ import pytest
 
 from tests.running import run_by
 from tests.unit.handlers.handler_stage import in_world, with_client
+from tests.unit.handlers.transaction_stage import in_lives
 from txmq.protocol.bodies import GroupConfig, GroupConfigList, GroupConfigs
 from txmq.protocol.command import BINARY, JSON
 from txmq.protocol.headers import DeleteGroup, NamedGroup
@@ -143,13 +144,10 @@ async def test_a_group_change_that_cannot_be_saved_is_refused(stage, /):
     await client.ok(PUT, body=GroupConfig("g").write())
 
 
-def test_groups_survive_a_restart():
+@run_by(in_lives)
+async def test_groups_survive_a_restart(life, /):
     wanted = GroupConfig("g", retry_max_times=3)
+    await (await life.client()).ok(PUT, body=wanted.write())
+    await life.restart()
 
-    async def first(stage):
-        await (await stage.client()).ok(PUT, body=wanted.write())
-
-    async def second(stage):
-        assert await config(await stage.client(), "g") == wanted
-
-    in_world(first, restarted=second)
+    assert await config(await life.client(), "g") == wanted

@@ -4,6 +4,7 @@ import pytest
 
 from tests.running import run_by
 from tests.unit.handlers.handler_stage import in_world, queue, with_client, with_topics
+from tests.unit.handlers.transaction_stage import in_lives
 from txmq.limits import YOUNG_LOG_BYTES
 from txmq.protocol.bodies import ConsumerOffsets, LockedQueues, LockRequest
 from txmq.protocol.codes import RequestCode
@@ -176,57 +177,39 @@ async def test_the_time_of_the_first_message_is_minus_one_in_an_empty_queue(clie
     assert await earliest(1) == -1
 
 
-# Offsets by time
+# Offsets by time, of messages 10, 20 and 40 seconds after the start
+
+AT_OR_AFTER = [(-100, 0), (10, 0), (11, 1), (20, 1), (39, 2), (40, 2), (100, 3)]
+AT_OR_BEFORE = [(-100, 0), (10, 0), (11, 0), (20, 1), (39, 1), (40, 2), (100, 2)]
 
 
-def by_time(times, cases):
-    """Store messages at these seconds after the start, and look up the offsets of other times."""
+@pytest.mark.parametrize(
+    ("boundary", "cases"),
+    [
+        (None, [(-100, 0), (10, 0), (13, 0), (17, 1), (20, 1), (39, 2), (100, 2)]),
+        ("lower", AT_OR_AFTER),
+        ("LOWER", AT_OR_AFTER),
+        ("upper", AT_OR_BEFORE),
+        ("UPPER", AT_OR_BEFORE),
+    ],
+    ids=["the nearest, as in RocketMQ 4.9", "lower", "LOWER", "upper", "UPPER"],
+)
+@run_by(in_world)
+async def test_a_time_has_the_offset_of_the_message_at_its_boundary(stage, /, boundary, cases):
+    client = await stage.client(topic="T")
+    times, start = [10, 20, 40], stage.clock.wall_ms() + 1_000
+    for second in times:
+        await stage.passes((start + second * 1000 - stage.clock.wall_ms()) / 1000)
+        await client.send("T")
+    stored = [record.stored_ms for record in (await client.pull("T")).records]
+    assert all(
+        abs(at - start - second * 1000) < 50 for at, second in zip(stored, times, strict=True)
+    )
 
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        start = stage.clock.wall_ms() + 1_000
-        for second in times:
-            await stage.passes((start + second * 1000 - stage.clock.wall_ms()) / 1000)
-            await client.send("T")
-        stored = [record.stored_ms for record in (await client.pull("T")).records]
-        assert all(
-            abs(at - start - second * 1000) < 50 for at, second in zip(stored, times, strict=True)
-        )
-
-        def moment(second):
-            return stored[times.index(second)] if second in times else start + int(second * 1000)
-
-        for second, boundary, expected in cases:
-            header = OffsetByTime("T", 0, moment(second), boundary)
-            assert await offset_of(client, BY_TIME, header) == expected, (second, boundary)
-
-    return main
-
-
-def test_without_a_boundary_the_nearest_message_is_found_as_in_rocketmq_4_9():
-    cases = [
-        (-100, None, 0),
-        (10, None, 0),
-        (13, None, 0),
-        (17, None, 1),
-        (20, None, 1),
-        (39, None, 2),
-        (100, None, 2),
-    ]
-    in_world(by_time([10, 20, 40], cases))
-
-
-@pytest.mark.parametrize("spelling", ["lower", "LOWER"])
-def test_with_the_lower_boundary_the_first_message_at_or_after_the_time_is_found(spelling):
-    cases = [(-100, 0), (10, 0), (11, 1), (20, 1), (39, 2), (40, 2), (100, 3)]
-    in_world(by_time([10, 20, 40], [(second, spelling, found) for second, found in cases]))
-
-
-@pytest.mark.parametrize("spelling", ["upper", "UPPER"])
-def test_with_the_upper_boundary_the_last_message_at_or_before_the_time_is_found(spelling):
-    cases = [(-100, 0), (10, 0), (11, 0), (20, 1), (39, 1), (40, 2), (100, 2)]
-    in_world(by_time([10, 20, 40], [(second, spelling, found) for second, found in cases]))
+    for second, expected in cases:
+        at = stored[times.index(second)] if second in times else start + second * 1000
+        header = OffsetByTime("T", 0, at, boundary)
+        assert await offset_of(client, BY_TIME, header) == expected, second
 
 
 @run_by(in_world)
@@ -329,17 +312,14 @@ async def test_unknown_fields_of_a_rocketmq_5_lock_request_are_ignored(client, /
     assert answer.body == (b'{"lockOKMQSet":[{"brokerName":"broker-a","queueId":0,"topic":"T"}]}')
 
 
-def test_offsets_of_a_group_survive_a_restart():
-    async def first(stage):
-        client = await stage.client()
-        await client.topic("T")
-        await client.fill("T", 7)
-        await client.commit("g", "T", 0, 7)
+@run_by(in_lives)
+async def test_offsets_of_a_group_survive_a_restart(life, /):
+    client = await life.client()
+    await client.fill("T", 7)
+    await client.commit("g", "T", 0, 7)
+    await life.restart()
 
-    async def second(stage):
-        assert await (await stage.client()).committed("g", "T") == 7
-
-    in_world(first, restarted=second)
+    assert await (await life.client()).committed("g", "T") == 7
 
 
 @run_by(with_client, with_topics(auto_create_groups=False), topic="T")

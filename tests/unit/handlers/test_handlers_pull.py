@@ -46,11 +46,8 @@ async def test_a_pull_is_answered_with_whole_records_in_the_encoding_of_the_requ
     assert answer.kind == kind
     assert (found.bodies, found.next, found.remark) == ([b"1", b"2"], 3, "FOUND")
     assert answer.field_map() == {
-        "suggestWhichBrokerId": "0",
-        "nextBeginOffset": "3",
-        "minOffset": "0",
-        "maxOffset": "3",
-    }
+        "suggestWhichBrokerId": "0", "nextBeginOffset": "3", "minOffset": "0", "maxOffset": "3"
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
@@ -126,24 +123,44 @@ async def test_a_pull_does_not_create_an_unknown_topic(client, /):
     assert (await client.pull("T")).code == NO_TOPIC
 
 
+@pytest.mark.parametrize(
+    ("topic", "queue", "tags", "code"),
+    [
+        ({"perm": 2}, 9, "*", NO_PERMISSION),
+        ({"write": 4}, -1, None, ERROR),
+        ({"write": 4}, 2, None, ERROR),
+        ({"write": 4}, 99, None, ERROR),
+    ],
+    ids=["not readable", "queue -1", "a queue for writing only", "no such queue"],
+)
 @run_by(with_client)
-async def test_a_pull_of_a_topic_without_read_permission_is_refused(client, /):
-    await client.topic("T", perm=2)
+async def test_a_pull_of_a_queue_that_cannot_be_read_is_refused(
+    client, /, topic, queue, tags, code
+):
+    await client.topic("T", 2, **topic)
 
-    assert (await client.pull("T", queue=9)).code == NO_PERMISSION
-
-
-@pytest.mark.parametrize("number", [-1, 2, 99])
-@run_by(with_client)
-async def test_a_pull_of_a_queue_outside_the_read_queues_is_an_error(client, /, number):
-    await client.topic("T", 2, write=4)
-
-    assert (await client.pull("T", queue=number, tags=None)).code == ERROR
+    assert (await client.pull("T", queue=queue, tags=tags)).code == code
 
 
+@pytest.mark.parametrize(
+    ("subscribed", "version", "code"),
+    [
+        ([], 0, NO_SUBSCRIPTION),
+        (["U"], 0, NO_SUBSCRIPTION),
+        (["T"], 0, AT_END),
+        (["T"], 1, AT_END),
+        (["T"], 2, OLD_SUBSCRIPTION),
+    ],
+    ids=["offline", "another topic", "no version", "the known version", "a later version"],
+)
 @run_by(with_client, topic="T")
-async def test_a_pull_without_a_subscription_of_an_offline_group_is_refused(client, /):
-    assert (await client.pull("T", tags=None)).code == NO_SUBSCRIPTION
+async def test_a_pull_without_a_subscription_needs_one_of_its_topic_and_version(
+    client, /, subscribed, version, code
+):
+    if subscribed:
+        await client.beat(consumer("group", *subscribed))
+
+    assert (await client.pull("T", tags=None, version=version)).code == code
 
 
 @run_by(with_client, topic="T")
@@ -156,21 +173,6 @@ async def test_a_broadcasting_group_is_refused_where_broadcasting_is_disabled(cl
     assert (await client.pull("T", tags=None)).code == AT_END
 
 
-@run_by(with_client, topic="T")
-async def test_a_pull_of_a_topic_outside_the_subscription_is_refused(client, /):
-    await client.beat(consumer("group", "U"))
-
-    assert (await client.pull("T", tags=None)).code == NO_SUBSCRIPTION
-
-
-@pytest.mark.parametrize(("version", "code"), [(0, AT_END), (1, AT_END), (2, OLD_SUBSCRIPTION)])
-@run_by(with_client, topic="T")
-async def test_a_pull_is_refused_while_the_known_subscription_is_older(client, /, version, code):
-    await client.beat(consumer("group", "T"))
-
-    assert (await client.pull("T", tags=None, version=version)).code == code
-
-
 # Tags
 
 
@@ -179,20 +181,17 @@ async def tagged(client, *tags):
         await client.send("T", tag.encode(), TAGS=tag)
 
 
+@pytest.mark.parametrize(
+    ("known", "given", "bodies"),
+    [("A || C", None, [b"A", b"C"]), ("A", "B", [b"B"])],
+    ids=["uses that of the heartbeat", "overrides that of the heartbeat"],
+)
 @run_by(with_client)
-async def test_a_pull_without_a_subscription_uses_that_of_the_heartbeat(client, /):
+async def test_the_subscription_of_a_pull(client, /, known, given, bodies):
     await tagged(client, "A", "B", "C")
-    await client.beat(consumer("group", T="A || C"))
+    await client.beat(consumer("group", T=known))
 
-    assert (await client.pull("T", tags=None)).bodies == [b"A", b"C"]
-
-
-@run_by(with_client)
-async def test_the_subscription_of_a_pull_overrides_that_of_the_heartbeat(client, /):
-    await tagged(client, "A", "B")
-    await client.beat(consumer("group", T="A"))
-
-    assert (await client.pull("T", tags="B")).bodies == [b"B"]
+    assert (await client.pull("T", tags=given)).bodies == bodies
 
 
 @run_by(with_client)
@@ -435,9 +434,8 @@ async def test_delivered_messages_and_pull_results_are_counted(stage, /):
     await client.pull("T", 3)
 
     counted = stage.broker.statistics
-    size = sum(len(body) for body in [found.answer.body])
     assert counted.meter("GROUP_GET_NUMS", "T@group").total == 3
-    assert counted.meter("GROUP_GET_SIZE", "T@group").total == size
+    assert counted.meter("GROUP_GET_SIZE", "T@group").total == len(found.answer.body)
     assert counted.meter("BROKER_GET_NUMS", "").total == 3
     assert counted.meter("PULLS_FOUND", "").total == 1
     assert counted.meter("PULLS_MISSED", "").total == 1

@@ -17,6 +17,24 @@ CHANGE, SHOW = 25, 26
 ERROR, NO_PERMISSION, NO_TOPIC, NO_GROUP = 1, 16, 17, 26
 
 
+CHOSEN = replace(
+    SETTINGS,
+    name="b1",
+    cluster="c1",
+    store=StoreSettings(
+        flush="sync", flush_interval=Duration(0.25), segment_size=Size(32 * 1024**2)
+    ),
+    topics=TopicDefaults(auto_create=False, queues=6, message_size_max=Size(1_000_000)),
+    retention=RetentionSettings(
+        keep=Duration(48 * 3600.0),
+        delete_at="04;05",
+        delete_above=0.7,
+        force_above=0.8,
+        refuse_above=0.88,
+    ),
+)
+
+
 async def shown(client, **given):
     answer = await client.ok(SHOW, **given)
     return java.loads(answer.body)
@@ -27,54 +45,53 @@ async def change(client, **wanted):
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
-def test_settings_are_shown_under_their_rocketmq_names(serve, kind):
-    async def main(stage):
-        settings = await shown(await stage.client(), kind=kind)
+@run_by(in_world, CHOSEN)
+async def test_settings_are_shown_under_their_rocketmq_names(stage, /, kind):
+    settings = await shown(await stage.client(), kind=kind)
 
-        host, port = stage.broker.address.rsplit(":", 1)
-        expected = {
-            "brokerName": "b1",
-            "brokerClusterName": "c1",
-            "brokerId": "0",
-            "brokerIP1": host,
-            "listenPort": port,
-            "namesrvAddr": stage.broker.names,
-            "autoCreateTopicEnable": "false",
-            "autoCreateSubscriptionGroup": "true",
-            "defaultTopicQueueNums": "6",
-            "maxMessageSize": "1000000",
-            "flushDiskType": "SYNC_FLUSH",
-            "flushIntervalCommitLog": "250",
-            "mappedFileSizeCommitLog": str(32 * 1024**2),
-            "storePathRootDir": stage.broker.settings.data,
-            "fileReservedTime": "48",
-            "deleteWhen": "04;05",
-            "diskMaxUsedSpaceRatio": "70",
-            "diskSpaceCleanForciblyRatio": "80",
-            "diskSpaceWarningLevelRatio": "88",
-            "enablePropertyFilter": "false",
-        }
-        assert settings.items() >= expected.items()
+    host, port = stage.broker.address.rsplit(":", 1)
+    expected = {
+        "brokerName": "b1",
+        "brokerClusterName": "c1",
+        "brokerId": "0",
+        "brokerIP1": host,
+        "listenPort": port,
+        "namesrvAddr": stage.broker.names,
+        "autoCreateTopicEnable": "false",
+        "autoCreateSubscriptionGroup": "true",
+        "defaultTopicQueueNums": "6",
+        "maxMessageSize": "1000000",
+        "flushDiskType": "SYNC_FLUSH",
+        "flushIntervalCommitLog": "250",
+        "mappedFileSizeCommitLog": str(32 * 1024**2),
+        "storePathRootDir": stage.broker.settings.data,
+        "fileReservedTime": "48",
+        "deleteWhen": "04;05",
+        "diskMaxUsedSpaceRatio": "70",
+        "diskSpaceCleanForciblyRatio": "80",
+        "diskSpaceWarningLevelRatio": "88",
+        "enablePropertyFilter": "false",
+    }
+    assert settings.items() >= expected.items()
 
-    serve(
-        main,
-        replace(
-            SETTINGS,
-            name="b1",
-            cluster="c1",
-            store=StoreSettings(
-                flush="sync", flush_interval=Duration(0.25), segment_size=Size(32 * 1024**2)
-            ),
-            topics=TopicDefaults(auto_create=False, queues=6, message_size_max=Size(1_000_000)),
-            retention=RetentionSettings(
-                keep=Duration(48 * 3600.0),
-                delete_at="04;05",
-                delete_above=0.7,
-                force_above=0.8,
-                refuse_above=0.88,
-            ),
-        ),
-    )
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_all_settings_that_mqadmin_exports_are_present(reads):
+    """``exportConfigs`` ends in a NullPointerException where one of these is missing."""
+
+    async def main(client):
+        settings = await shown(client)
+        exported = {name: settings[name] for name in EXPORTED.split()}
+        assert exported["filterServerNums"] == "0"
+        assert exported["useTLS"] == "false"
+        assert exported["slaveReadEnable"] == str(reads).lower()
+
+    with_client(main, replace(SETTINGS, replication=ReplicationSettings(reads=reads)))
+
+
+@run_by(with_client)
+async def test_async_flush_is_shown_under_its_rocketmq_name(client, /):
+    assert (await shown(client))["flushDiskType"] == "ASYNC_FLUSH"
 
 
 EXPORTED = """
@@ -82,25 +99,6 @@ autoCreateSubscriptionGroup autoCreateTopicEnable brokerClusterName brokerId bro
 fileReservedTime filterServerNums flushDiskType maxMessageSize messageDelayLevel msgTraceTopicName
 slaveReadEnable traceOn traceTopicEnable useTLS
 """
-
-
-@pytest.mark.parametrize("reads", [True, False])
-def test_all_settings_that_mqadmin_exports_are_present(serve, reads):
-    """``exportConfigs`` ends in a NullPointerException where one of these is missing."""
-
-    async def main(stage):
-        settings = await shown(await stage.client())
-        exported = {name: settings[name] for name in EXPORTED.split()}
-        assert exported["filterServerNums"] == "0"
-        assert exported["useTLS"] == "false"
-        assert exported["slaveReadEnable"] == str(reads).lower()
-
-    serve(main, replace(SETTINGS, replication=ReplicationSettings(reads=reads)))
-
-
-@run_by(in_world)
-async def test_async_flush_is_shown_under_its_rocketmq_name(stage, /):
-    assert (await shown(await stage.client()))["flushDiskType"] == "ASYNC_FLUSH"
 
 
 @run_by(with_client)
@@ -120,29 +118,17 @@ async def test_settings_are_shown_with_their_data_version(client, /):
 @pytest.mark.parametrize(
     ("name", "text", "read"),
     [
-        ("deleteWhen", "03;22", lambda settings: settings.retention.delete_at == "03;22"),
-        ("fileReservedTime", "24", lambda settings: settings.retention.keep == 24 * 3600),
-        ("diskMaxUsedSpaceRatio", "60", lambda settings: settings.retention.delete_above == 0.6),
-        (
-            "diskSpaceCleanForciblyRatio",
-            "80",
-            lambda settings: settings.retention.force_above == 0.8,
-        ),
-        (
-            "diskSpaceWarningLevelRatio",
-            "95",
-            lambda settings: settings.retention.refuse_above == 0.95,
-        ),
-        ("autoCreateTopicEnable", "false", lambda settings: not settings.topics.auto_create),
-        ("autoCreateSubscriptionGroup", "FALSE", lambda s: not s.topics.auto_create_groups),
-        ("enablePropertyFilter", "true", lambda settings: settings.filter.sql),
-        ("transactionTimeOut", "6000", lambda settings: settings.transaction.timeout == 6.0),
-        ("transactionCheckMax", "5", lambda settings: settings.transaction.check_max == 5),
-        (
-            "transactionCheckInterval",
-            "30000",
-            lambda settings: settings.transaction.check_interval == 30.0,
-        ),
+        ("deleteWhen", "03;22", lambda now: now.retention.delete_at == "03;22"),
+        ("fileReservedTime", "24", lambda now: now.retention.keep == 24 * 3600),
+        ("diskMaxUsedSpaceRatio", "60", lambda now: now.retention.delete_above == 0.6),
+        ("diskSpaceCleanForciblyRatio", "80", lambda now: now.retention.force_above == 0.8),
+        ("diskSpaceWarningLevelRatio", "95", lambda now: now.retention.refuse_above == 0.95),
+        ("autoCreateTopicEnable", "false", lambda now: not now.topics.auto_create),
+        ("autoCreateSubscriptionGroup", "FALSE", lambda now: not now.topics.auto_create_groups),
+        ("enablePropertyFilter", "true", lambda now: now.filter.sql),
+        ("transactionTimeOut", "6000", lambda now: now.transaction.timeout == 6.0),
+        ("transactionCheckMax", "5", lambda now: now.transaction.check_max == 5),
+        ("transactionCheckInterval", "30000", lambda now: now.transaction.check_interval == 30.0),
     ],
 )
 @run_by(in_world)
@@ -223,16 +209,14 @@ async def test_sending_back_unchanged_settings_is_accepted(client, /):
     assert (await shown(client))["deleteWhen"] == "05"
 
 
-@pytest.mark.parametrize("body", [b"", b"# nothing\n"])
-@run_by(in_world)
-async def test_an_empty_change_is_accepted(stage, /, body):
-    assert await (await stage.client()).code_of(CHANGE, body=body) == 0
-
-
-@pytest.mark.parametrize("body", [b"\xff", b"a=\\u12"])
-@run_by(in_world)
-async def test_a_malformed_settings_body_is_an_error(stage, /, body):
-    assert await (await stage.client()).code_of(CHANGE, body=body) == ERROR
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [(b"", 0), (b"# nothing\n", 0), (b"\xff", ERROR), (b"a=\\u12", ERROR)],
+    ids=["empty", "a comment", "no text", "half an escape"],
+)
+@run_by(with_client)
+async def test_an_empty_change_is_accepted_and_a_malformed_one_an_error(client, /, body, code):
+    assert await client.code_of(CHANGE, body=body) == code
 
 
 @run_by(in_world, with_topics(auto_create=False))

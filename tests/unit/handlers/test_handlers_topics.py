@@ -7,6 +7,7 @@ import pytest
 
 from tests.running import run_by
 from tests.unit.handlers.handler_stage import in_world, with_client, with_topics
+from tests.unit.handlers.transaction_stage import in_lives
 from txmq.protocol.bodies import TopicConfig, TopicConfigs, TopicNames
 from txmq.protocol.command import BINARY, JSON
 from txmq.protocol.headers import TopicHeader, TopicSettings
@@ -83,69 +84,65 @@ async def test_deleting_a_topic_removes_its_messages_and_offsets(stage, /):
     await client.ok(DELETE, TopicHeader("T"))
 
 
-def test_a_topic_created_again_does_not_show_deleted_messages():
-    async def first(stage):
-        client = await stage.client()
-        await client.fill("T", 3)
+@run_by(in_lives)
+async def test_a_topic_created_again_does_not_show_deleted_messages(life, /):
+    client = await life.client()
+    await client.fill("T", 3)
+    await client.ok(DELETE, TopicHeader("T"))
+    await life.restart()
+
+    client = await life.client(topic="T")
+    await client.send("T", b"new")
+
+    assert (await client.pull("T", 3)).bodies == [b"new"]
+
+
+def no_room(*_):
+    raise OSError(errno.ENOSPC, "no room")
+
+
+@run_by(in_lives)
+async def test_a_topic_cannot_be_created_again_before_its_deletion_is_complete(
+    life, /, monkeypatch
+):
+    client = await life.client()
+    await client.fill("T", 3)
+    again = TopicSettings("T", "TBW102", 1, 1, 6)
+
+    with monkeypatch.context() as refusing:
+        refusing.setattr(Keeper, "save_floors", no_room)
         await client.ok(DELETE, TopicHeader("T"))
+        assert await client.code_of(PUT, again) == UNAVAILABLE
+    await client.ok(PUT, again)
 
-    async def second(stage):
-        client = await stage.client()
-        await client.topic("T")
-        await client.send("T", b"new")
-
-        assert (await client.pull("T", 3)).bodies == [b"new"]
-
-    in_world(first, restarted=second)
-
-
-def test_a_topic_cannot_be_created_again_before_its_deletion_is_complete(monkeypatch):
-    async def first(stage):
-        client = await stage.client()
-        await client.fill("T", 3)
-
-        def refuse(*_):
-            raise OSError(errno.ENOSPC, "no room")
-
-        with monkeypatch.context() as refusing:
-            refusing.setattr(Keeper, "save_floors", refuse)
-            await client.ok(DELETE, TopicHeader("T"))
-            again = TopicSettings("T", "TBW102", 1, 1, 6)
-            assert await client.code_of(PUT, again) == UNAVAILABLE
-        await client.ok(PUT, again)
-
-    async def second(stage):
-        assert (await (await stage.client()).pull("T")).bodies == []
-
-    in_world(first, restarted=second)
+    await life.restart()
+    assert (await (await life.client()).pull("T")).bodies == []
 
 
 @pytest.mark.parametrize("is_refused_again", [False, True])
-def test_a_topic_whose_deletion_could_not_be_saved_keeps_its_messages(
-    is_refused_again, monkeypatch
+@run_by(in_lives)
+async def test_a_topic_whose_deletion_could_not_be_saved_keeps_its_messages(
+    life, /, is_refused_again, monkeypatch
 ):
-    async def first(stage):
-        client = await stage.client()
-        await client.fill("T", 3)
-        await client.commit("g", "T", 0, 1)
+    client = await life.client()
+    await client.fill("T", 3)
+    await client.commit("g", "T", 0, 1)
 
-        def refuse(keeper, topics):
-            if is_refused_again:
-                stage.disk.fail_writes(1)
-            raise OSError(errno.ENOSPC, "no room")
+    def refuse(keeper, topics):
+        if is_refused_again:
+            life.disk.fail_writes(1)
+        no_room()
 
-        with monkeypatch.context() as refusing:
-            refusing.setattr(Keeper, "save_topics", refuse)
-            assert await client.code_of(DELETE, TopicHeader("T")) == UNAVAILABLE
-        assert len((await client.pull("T")).bodies) == 3
-        assert stage.broker.offsets.get("g", "T", 0) == 1
-        # What the disk refused as well is saved by the next round of chores.
-        await asyncio.sleep(2)
+    with monkeypatch.context() as refusing:
+        refusing.setattr(Keeper, "save_topics", refuse)
+        assert await client.code_of(DELETE, TopicHeader("T")) == UNAVAILABLE
+    assert len((await client.pull("T")).bodies) == 3
+    assert life.broker.offsets.get("g", "T", 0) == 1
+    # What the disk refused as well is saved by the next round of chores.
+    await asyncio.sleep(2)
 
-    async def second(stage):
-        assert len((await (await stage.client()).pull("T")).bodies) == 3
-
-    in_world(first, restarted=second)
+    await life.restart()
+    assert len((await (await life.client()).pull("T")).bodies) == 3
 
 
 @run_by(with_client)
@@ -153,14 +150,12 @@ async def test_system_topics_cannot_be_deleted(client, /):
     assert await client.code_of(DELETE, TopicHeader("TBW102")) == ERROR
 
 
-def test_topics_survive_a_restart():
-    async def first(stage):
-        await (await stage.client()).topic("T", 3)
+@run_by(in_lives)
+async def test_topics_survive_a_restart(life, /):
+    await (await life.client()).topic("T", 3)
+    await life.restart()
 
-    async def second(stage):
-        assert await config(await stage.client(), "T") == TopicConfig("T", 3, 3, 6)
-
-    in_world(first, restarted=second)
+    assert await config(await life.client(), "T") == TopicConfig("T", 3, 3, 6)
 
 
 @run_by(with_client, with_topics(auto_create=False))

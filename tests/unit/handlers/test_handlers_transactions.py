@@ -19,6 +19,7 @@ from tests.unit.handlers.transaction_stage import (
     in_lives,
     prepare,
     preparing,
+    producer,
     quick,
 )
 from txmq.protocol import record as records
@@ -118,8 +119,7 @@ async def test_a_half_message_sent_again_is_the_same_transaction(client, /):
 
 @run_by(in_world, quick())
 async def test_a_producer_that_sends_no_end_is_checked(stage, /):
-    client = await stage.client(topic="T")
-    await client.beat(producers=[GROUP])
+    client = await producer(stage, topic="T")
     half = await prepare(client)
     await stage.passes(0.9)
     assert client.heard_nothing()
@@ -140,8 +140,7 @@ async def test_a_producer_that_sends_no_end_is_checked(stage, /):
 
 @run_by(in_world, quick())
 async def test_a_transaction_parked_after_unknown_answers_can_be_decided_by_hand(stage, /, caplog):
-    client = await stage.client(topic="T")
-    await client.beat(producers=[GROUP])
+    client = await producer(stage, topic="T")
     half = await prepare(client)
     for _ in range(3):
         await client.heard(RequestCode.CHECK_TRANSACTION_STATE)
@@ -164,10 +163,8 @@ async def test_a_transaction_parked_after_unknown_answers_can_be_decided_by_hand
     assert last.property_map()["TXMQ_REASON"] == "ops: the ledger has it"
     assert last.body == b"0"
     (shown,) = (await client.pull("RMQ_SYS_TRANS_HALF_TOPIC")).records
-    assert (shown.topic, shown.property_map()["REAL_TOPIC"]) == (
-        "RMQ_SYS_TRANS_HALF_TOPIC",
-        "T",
-    )
+    assert shown.topic == "RMQ_SYS_TRANS_HALF_TOPIC"
+    assert shown.property_map()["REAL_TOPIC"] == "T"
 
 
 @run_by(in_world, quick(check_max=9))
@@ -231,8 +228,7 @@ async def test_a_half_message_with_the_id_of_another_message_is_refused(client, 
 @pytest.mark.fault("M6")
 @run_by(in_lives, DURABLE)
 async def test_a_half_message_sent_again_before_the_sync_waits_for_the_first(life, /):
-    client, other = await life.client(), await life.client()
-    await client.topic("T")
+    client, other = await life.client(topic="T"), await life.client()
     await prepare(client, unique="earlier")
     life.disk.slow_sync(3.0)
     first = client.asking(RequestCode.SEND_MESSAGE, preparing(), body=b"half")
@@ -290,12 +286,8 @@ async def test_open_transactions_are_listed_in_pages_and_filtered_by_state_and_g
     assert await ids(from_offset=7) == []
     assert len(await ids(count=0)) == 1
     second = first.transactions[1]
-    assert (second.producer_group, second.topic, second.queue_id, second.keys) == (
-        "away",
-        "T",
-        2,
-        "k1",
-    )
+    place = (second.topic, second.queue_id)
+    assert (second.producer_group, *place, second.keys) == ("away", "T", 2, "k1")
     assert (second.state, second.checks, second.is_being_decided) == ("prepared", 0, False)
     assert second.stored_ms <= life.clock.wall_ms()
     code = await client.code_of(RequestCode.LIST_TRANSACTIONS, ListTransactions(state="done"))
@@ -304,13 +296,9 @@ async def test_open_transactions_are_listed_in_pages_and_filtered_by_state_and_g
 
 @run_by(in_lives, quick(check_max=1))
 async def test_paging_through_parked_transactions_misses_none_parked_out_of_order(life, /):
-    client = await life.client(topic="T")
-    await client.beat(producers=[GROUP])
+    client = await producer(life, topic="T")
     late = {"CHECK_IMMUNITY_TIME_IN_SECONDS": "5"}
-    halves = [
-        await prepare(client, unique="LATE", **late),
-        await prepare(client, unique="SOON"),
-    ]
+    halves = [await prepare(client, unique="LATE", **late), await prepare(client, unique="SOON")]
     for half in reversed(halves):
         request = await client.heard(RequestCode.CHECK_TRANSACTION_STATE)
         assert request.field_map()["transactionId"] == half.unique
@@ -330,8 +318,7 @@ async def test_paging_through_parked_transactions_misses_none_parked_out_of_orde
 async def test_a_bulk_recheck_takes_few_requests_and_few_audit_entries(life, /, monkeypatch):
     monkeypatch.setattr(handlers_transactions, "_RECHECKED_MAX", 2)
 
-    client = await life.client()
-    await client.topic("T")
+    client = await life.client(topic="T")
     await client.beat(producers=["busy", "idle"])
     for number in range(5):
         await prepare(client, unique=f"A{number}", group="busy")
@@ -414,8 +401,7 @@ async def test_a_decision_by_hand_is_final_and_survives_a_kill(life, /, decision
     assert await end(client, half, late) == code
     assert await client.code_of(RequestCode.DECIDE_TRANSACTION, header) == 22
 
-    await life.kill()
-    await life.start()
+    await life.kill_and_start()
     client = await life.client()
     assert await end(client, half, late) == code
     assert len((await client.pull("T")).records) == (decision == "commit")
@@ -442,17 +428,13 @@ async def test_two_operators_that_decide_at_once_get_one_decision(client, /):
 
 @run_by(in_lives, DURABLE)
 async def test_no_end_is_answered_before_the_decision_is_durable(life, /):
-    client, other = await life.client(), await life.client()
-    await client.topic("T")
+    client, other = await life.client(topic="T"), await life.client()
     half = await prepare(client)
     life.disk.slow_sync(3.0)
     first = ending(client, half, COMMIT)
     await life.passes(1.0)
-    later = [
-        ending(client, half, COMMIT),
-        ending(other, half, ROLLBACK),
-        ending(other, half, COMMIT),
-    ]
+    asked = [(client, COMMIT), (other, ROLLBACK), (other, COMMIT)]
+    later = [ending(who, half, what) for who, what in asked]
     await life.passes(1.0)
     assert not any(each.done() for each in [first, *later])
     assert (await other.pull("T")).bodies == []
@@ -470,8 +452,7 @@ async def test_no_end_is_answered_before_the_decision_is_durable(life, /):
 @run_by(in_lives, DURABLE)
 async def test_no_operator_is_answered_before_the_decision_is_durable(life, /):
     """A power cut, or the next leader, may still take it back."""
-    client, other = await life.client(), await life.client()
-    await client.topic("T")
+    client, other = await life.client(topic="T"), await life.client()
     half = await prepare(client)
     life.disk.slow_sync(3.0)
     first = ending(client, half, COMMIT)
@@ -497,17 +478,13 @@ async def test_no_operator_is_answered_before_the_decision_is_durable(life, /):
 
 @run_by(in_lives, DURABLE)
 async def test_a_failed_write_of_a_decision_refuses_all_ends_that_waited_for_it(life, /):
-    client, other = await life.client(), await life.client()
-    await client.topic("T")
+    client, other = await life.client(topic="T"), await life.client()
     half = await prepare(client)
     life.disk.slow_sync(3.0)
     earlier = client.asking(RequestCode.SEND_MESSAGE, preparing(unique="U2"), body=b"half")
     await life.passes(1.0)
-    asked = [
-        ending(client, half, COMMIT),
-        ending(client, half, COMMIT),
-        ending(other, half, ROLLBACK),
-    ]
+    ends = [(client, COMMIT), (client, COMMIT), (other, ROLLBACK)]
+    asked = [ending(who, half, what) for who, what in ends]
     await life.passes(1.0)
     assert not any(answer.done() for answer in asked)
     life.disk.fail_writes()
@@ -529,8 +506,7 @@ async def test_a_repeated_end_does_not_succeed_by_a_decision_whose_write_failed(
     # The second END begins its own turn, and so starts the write of the first.
     monkeypatch.setattr(flusher, "SPAN_BYTES_MAX", 16)
 
-    client = await life.client()
-    await client.topic("T")
+    client = await life.client(topic="T")
     half = await prepare(client)
     life.disk.fail_writes(1)
 
@@ -543,8 +519,7 @@ async def test_a_repeated_end_does_not_succeed_by_a_decision_whose_write_failed(
 
 @run_by(in_world, quick())
 async def test_the_immunity_time_of_a_decided_transaction_is_forgotten(stage, /):
-    client = await stage.client(topic="T")
-    await client.beat(producers=[GROUP])
+    client = await producer(stage, topic="T")
     kept = await prepare(client, unique="kept", CHECK_IMMUNITY_TIME_IN_SECONDS="150")
     for number in range(50):
         half = await prepare(

@@ -33,6 +33,13 @@ def quick(settings=SETTINGS, **given):
     return replace(settings, transaction=CheckBackSettings(**wanted))
 
 
+async def producer(life, name=None, *groups, topic=None):
+    """A client that has registered its producer groups, and has created this topic."""
+    client = await life.client(name, topic=topic)
+    await client.beat(producers=groups or [GROUP])
+    return client
+
+
 class Half:
     """A half message as its producer knows it."""
 
@@ -137,9 +144,18 @@ class Life(Stage):
         self._over.set()
         await self._serving
 
+    async def restart(self):
+        """Let it drain, and start it again."""
+        await self.stop()
+        await self.start()
+
     async def kill(self):
         self.server.kill()
         await self.gone()
+
+    async def kill_and_start(self):
+        await self.kill()
+        await self.start()
 
     async def lose_power(self, loss):
         self.server.crash(loss)

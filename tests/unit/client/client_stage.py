@@ -6,8 +6,10 @@ from inspect import Parameter, Signature, getdoc, signature
 
 from tests.unit.client.fake_cluster import FakeCluster
 from txmq.client import Admin, Session
+from txmq.message import Queue
 from txmq.testing import Conditions, World
 
+QUEUE = Queue("T", "broker-a", 0)
 STEADY = Conditions(jitter_s=0.0, spike_chance=0.0)
 
 
@@ -31,8 +33,8 @@ def scenario_test(scenario, run):
     return test
 
 
-def staged(*, brokers=1, name_servers=1, seed=1):
-    """Make a test of an async function of a :class:`Stage`."""
+def staged(*, brokers=1, name_servers=1, seed=1, topic=None):
+    """Make a test of an async function of a :class:`Stage`, whose cluster has this topic."""
 
     def run(scenario):
         with World(seed, conditions=STEADY) as world:
@@ -46,6 +48,8 @@ def staged(*, brokers=1, name_servers=1, seed=1):
             FakeCluster(*ports, host=server.address, **sizes) as cluster,
             Session(cluster.names, client.network, client.clock, client.entropy) as session,
         ):
+            if topic is not None:
+                cluster.add_topic(topic)
             await scenario(Stage(world, cluster, session, Admin(session)))
 
     return lambda scenario: scenario_test(scenario, run)

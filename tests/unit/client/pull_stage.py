@@ -43,6 +43,12 @@ class Stage:
     def consumer(self, settings=SOON, name="reader", group=GROUP):
         return PullConsumer(group, self.broker.names, settings, *self.ports(name))
 
+    def subscribed(self, *settings, tags="*", **given):
+        """A consumer that subscribes to the topic."""
+        consumer = self.consumer(*settings, **given)
+        consumer.subscribe(TOPIC, tags)
+        return consumer
+
     def schedule(self, settings=SOON, name="reader", group=GROUP):
         return ScheduledPull(group, self.broker.names, settings, *self.ports(name))
 

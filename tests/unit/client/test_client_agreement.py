@@ -215,8 +215,7 @@ def test_equal_subscriptions_in_different_spelling_cause_no_warning(caplog):
         await stage.topic()
         first, _ = push(stage, "first", tags="B||A")
         second, _ = push(stage, "second", tags=" A || B ")
-        third = stage.consumer(name="third")
-        third.subscribe(TOPIC, "A || B || A")
+        third = stage.subscribed(name="third", tags="A || B || A")
         async with first.client, second.client, first, second, third:
             await asyncio.sleep(100)
 

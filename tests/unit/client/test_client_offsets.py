@@ -1,6 +1,6 @@
 import pytest
 
-from tests.unit.client.client_stage import staged
+from tests.unit.client.client_stage import QUEUE, staged
 from txmq.client.admin.offsets import TO_THE_END
 from txmq.errors import TopicNotFound
 from txmq.message import Message, Queue
@@ -19,24 +19,22 @@ async def fill(stage, queue, count):
     return first
 
 
-@staged()
+@staged(topic="T")
 async def test_a_queue_has_a_min_and_a_max_offset(stage):
-    (queue, *_) = stage.cluster.add_topic("T")
-    assert await stage.admin.max_offset(queue) == 0
+    assert await stage.admin.max_offset(QUEUE) == 0
 
-    await fill(stage, queue, 3)
+    await fill(stage, QUEUE, 3)
 
-    assert (await stage.admin.min_offset(queue), await stage.admin.max_offset(queue)) == (0, 3)
+    assert (await stage.admin.min_offset(QUEUE), await stage.admin.max_offset(QUEUE)) == (0, 3)
 
 
-@staged()
+@staged(topic="T")
 async def test_an_offset_is_found_by_time(stage):
-    (queue, *_) = stage.cluster.add_topic("T")
-    first_ms = await fill(stage, queue, 3)
+    first_ms = await fill(stage, QUEUE, 3)
 
-    assert await stage.admin.offset_by_time(queue, first_ms) == 0
-    assert await stage.admin.offset_by_time(queue, first_ms + 1500) == 2
-    assert await stage.admin.offset_by_time(queue, first_ms + 9000) == 3
+    assert await stage.admin.offset_by_time(QUEUE, first_ms) == 0
+    assert await stage.admin.offset_by_time(QUEUE, first_ms + 1500) == 2
+    assert await stage.admin.offset_by_time(QUEUE, first_ms + 9000) == 3
 
 
 @staged()

@@ -50,9 +50,8 @@ async def test_a_topic_refused_by_one_broker_is_still_created_at_the_others(stag
     assert caught.value.effect is Effect.MAYBE
 
 
-@staged(brokers=3)
+@staged(brokers=3, topic="T")
 async def test_a_change_refused_by_one_broker_is_still_made_at_the_others(stage):
-    stage.cluster.add_topic("T")
     changes = {
         "DELETE_TOPIC_IN_BROKER": lambda: stage.admin.delete_topic("T"),
         "INVOKE_BROKER_TO_RESET_OFFSET": lambda: stage.admin.reset_offset("g", "T", 0),

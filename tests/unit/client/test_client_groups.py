@@ -4,12 +4,7 @@ import pytest
 
 from tests.unit.client.client_stage import staged
 from txmq.client import WaitingRetries
-from txmq.errors import (
-    ConsumerOffline,
-    LimitExceeded,
-    LocalProtocolError,
-    RemoteProtocolError,
-)
+from txmq.errors import ConsumerOffline, LimitExceeded, LocalProtocolError, RemoteProtocolError
 from txmq.message import Message
 from txmq.protocol import command
 from txmq.protocol.bodies import (
@@ -85,11 +80,7 @@ async def test_the_progress_of_a_group_covers_all_its_queues(stage):
     assert [
         (progress.queue, progress.broker_offset, progress.group_offset, progress.lag)
         for progress in found
-    ] == [
-        (a, 0, 0, 0),
-        (b, 3, 1, 2),
-        (u, 0, 4, 0),
-    ]
+    ] == [(a, 0, 0, 0), (b, 3, 1, 2), (u, 0, 4, 0)]
     assert [progress.queue for progress in await stage.admin.group_progress("g", "U")] == [u]
     assert await stage.admin.group_progress("h") == []
 

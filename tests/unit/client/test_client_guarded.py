@@ -77,29 +77,26 @@ async def test_a_different_message_with_the_same_key_is_dead_lettered_at_once(st
 
 
 @pytest.mark.parametrize("settings", KINDS, ids=NAMES)
-def test_a_message_being_handled_elsewhere_is_redelivered(settings, caplog):
-    @staged
-    async def scenario(stage):
-        calls = []
-        guard = MemoryGuard(is_blocking=False)
+@staged
+async def test_a_message_being_handled_elsewhere_is_redelivered(stage, settings, caplog):
+    caplog.set_level(logging.INFO)
+    calls = []
+    guard = MemoryGuard(is_blocking=False)
 
-        @idempotent(guard, key=key_of, scope="")
-        async def handle(message):
-            calls.append(message.body)
+    @idempotent(guard, key=key_of, scope="")
+    async def handle(message):
+        calls.append(message.body)
 
-        await stage.topic()
-        await sent(stage, b"tea")
-        with contextlib.suppress(ZeroDivisionError):
-            async with reading(stage, handle, settings), guard.attempt("order-1"):
-                await until(lambda: len(guard.seen) > 2)
-                assert calls == []
-                raise ZeroDivisionError  # The other attempt has failed.
-        async with reading(stage, handle, settings):
-            await until(lambda: calls)
-        assert calls == [b"tea"]
-
-    with caplog.at_level(logging.INFO):
-        scenario()
+    await stage.topic()
+    await sent(stage, b"tea")
+    with contextlib.suppress(ZeroDivisionError):
+        async with reading(stage, handle, settings), guard.attempt("order-1"):
+            await until(lambda: len(guard.seen) > 2)
+            assert calls == []
+            raise ZeroDivisionError  # The other attempt has failed.
+    async with reading(stage, handle, settings):
+        await until(lambda: calls)
+    assert calls == [b"tea"]
     said = [record for record in caplog.records if "comes again later" in record.message]
     assert said
     assert all(record.exc_info is None for record in said)

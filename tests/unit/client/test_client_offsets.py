@@ -67,23 +67,19 @@ async def test_resetting_a_group_without_consumers_writes_its_offsets(stage):
     assert await stage.admin.committed_offset("g", queue) == 1
 
 
+@pytest.mark.parametrize(
+    ("committed", "force", "target"), [(None, True, 3), (1, False, 1)], ids=["forced", "not forced"]
+)
 @staged()
-async def test_a_group_can_be_reset_to_the_end(stage):
+async def test_only_a_forced_reset_to_the_end_skips_messages(stage, committed, force, target):
     (queue, other) = stage.cluster.add_topic("T")
     await fill(stage, queue, 3)
+    if committed is not None:
+        await stage.admin.commit_offset("g", queue, committed)
 
-    assert await stage.admin.reset_offset("g", "T", TO_THE_END) == {queue: 3, other: 0}
+    moved = await stage.admin.reset_offset("g", "T", TO_THE_END, force=force)
 
-
-@staged()
-async def test_a_reset_without_force_skips_no_messages(stage):
-    (queue, other) = stage.cluster.add_topic("T")
-    await fill(stage, queue, 3)
-    await stage.admin.commit_offset("g", queue, 1)
-
-    moved = await stage.admin.reset_offset("g", "T", TO_THE_END, force=False)
-
-    assert moved == {queue: 1, other: 0}
+    assert moved == {queue: target, other: 0}
 
 
 @staged(brokers=2)

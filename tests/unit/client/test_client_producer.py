@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tests.running import in_loop, run_by
-from tests.unit.client.producer_stage import message, produced, refuse, silent, stored_as
+from tests.unit.client.producer_stage import Stage, message, produced, refuse, silent, stored_as
 from txmq.client.client import Client
 from txmq.client.send.producer import Producer
 from txmq.client.settings import ProducerSettings
@@ -223,10 +223,15 @@ async def test_a_send_to_a_chosen_queue_is_tried_once(stage):
     assert stage.sends == "a"
 
 
+@pytest.mark.parametrize(
+    "leave",
+    [Stage.stop, lambda stage, at: stage.always(at, refuse(ServiceUnavailable.code))],
+    ids=["is gone", "shuts down"],
+)
 @produced(brokers=2, queues=1)
-async def test_sends_skip_a_broker_that_is_gone(stage):
+async def test_sends_skip_a_broker_that_is_gone_or_shuts_down(stage, leave):
     await stage.producer.client.session.route("T")
-    stage.stop(0)
+    leave(stage, 0)
 
     results = [await stage.producer.send(message()) for _ in range(4)]
 
@@ -464,14 +469,24 @@ async def test_a_queue_of_an_unknown_broker_is_refused(stage):
     assert len(stage.cluster.codes(ROUTE)) == 1
 
 
+@pytest.mark.parametrize(
+    ("answer", "leaf", "effect"),
+    [
+        (lambda request: command.answer(request, 0, {"msgId": "00"}), RemoteProtocolError, "maybe"),
+        (refuse(10), FlushTimeout, "applied"),
+    ],
+    ids=["unreadable", "not flushed, and without an offset"],
+)
 @produced()
-async def test_an_unreadable_answer_leaves_open_whether_the_message_is_stored(stage):
-    stage.always(0, lambda request: command.answer(request, 0, {"msgId": "00"}))
+async def test_the_error_for_an_answer_without_an_offset_tells_its_effect(
+    stage, answer, leaf, effect
+):
+    stage.always(0, answer)
 
-    with pytest.raises(RemoteProtocolError) as caught:
+    with pytest.raises(leaf) as caught:
         await stage.producer.send(message())
 
-    assert caught.value.effect is Effect.MAYBE
+    assert caught.value.effect is Effect(effect)
 
 
 # Stored, but not flushed or replicated
@@ -493,16 +508,6 @@ async def test_a_message_stored_but_not_flushed_or_replicated_is_a_result(stage,
     result = await stage.producer.send(message())
 
     assert (result.status, result.offset, len(stage.sends)) == (status, 7, 1)
-
-
-@produced()
-async def test_a_flush_timeout_without_an_offset_is_an_error_with_effect_applied(stage):
-    stage.always(0, refuse(10))
-
-    with pytest.raises(FlushTimeout) as caught:
-        await stage.producer.send(message())
-
-    assert caught.value.effect is Effect.APPLIED
 
 
 @produced(brokers=2, queues=1, retry_not_safe=True)
@@ -735,15 +740,6 @@ async def test_a_producer_cannot_open_on_a_client_that_is_not_open():
     with pytest.raises(UsageError):
         async with Producer("g", client, ProducerSettings()):
             pass
-
-
-@produced(brokers=2, queues=1)
-async def test_a_send_goes_to_another_broker_when_one_shuts_down(stage):
-    stage.always(0, refuse(ServiceUnavailable.code))
-
-    results = [await stage.producer.send(message()) for _ in range(3)]
-
-    assert {result.queue.broker for result in results} == {"broker-b"}
 
 
 # Common mistakes

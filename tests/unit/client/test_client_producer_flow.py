@@ -54,15 +54,22 @@ async def test_messages_sent_while_a_connection_opens_keep_their_order(stage):
     assert stored == [b"%d" % n for n in range(len(answers) - 1)] + [b"last"]
 
 
+@pytest.mark.parametrize(
+    "send",
+    [lambda producer: producer.send_nowait(message()),
+     lambda producer: producer.send_ordered(message(), 5)],
+    ids=["without waiting", "in order"],
+)  # fmt: skip
 @produced(brokers=2)
-async def test_send_nowait_does_not_retry_a_refusal(stage):
+async def test_a_send_without_waiting_or_in_order_is_tried_once(stage, send):
     stage.always(0, refuse(2))
     stage.always(1, refuse(2))
 
     with pytest.raises(BrokerBusy):
-        await stage.producer.send_nowait(message())
+        await send(stage.producer)
 
     assert len(stage.sends) == 1
+    assert "__SHARDINGKEY" not in stage.fields[0]["i"]
 
 
 @produced(brokers=2, queues=1)
@@ -209,18 +216,6 @@ async def test_messages_with_one_key_go_to_one_queue(stage):
         await stage.producer.client.admin.pull(results[0].queue, results[0].offset, 1)
     ).messages
     assert got.properties["__SHARDINGKEY"] == "order-0"
-
-
-@produced(brokers=2)
-async def test_ordered_sends_are_tried_once(stage):
-    stage.always(0, refuse(2))
-    stage.always(1, refuse(2))
-
-    with pytest.raises(BrokerBusy):
-        await stage.producer.send_ordered(message(), 5)
-
-    assert len(stage.sends) == 1
-    assert "__SHARDINGKEY" not in stage.fields[0]["i"]
 
 
 @produced(queues=4)

@@ -290,27 +290,27 @@ async def test_uncommitted_messages_of_a_lost_queue_go_to_its_next_holder(stage)
             assert await stage.saved(lost) == 0
 
 
-def test_broadcast_consumers_get_all_messages_and_keep_their_offsets_in_files(tmp_path):
-    async def scenario(stage):
-        await stage.topic(queues=2, messages=3)
-        for name in ("first", "second"):
-            settings = replace(BY_HAND, is_broadcast=True, offsets_path=tmp_path / name)
-            for count in (6, 0):
-                consumer = stage.subscribed(settings, name)
-                async with consumer:
-                    assert len(await polled(consumer, count)) == count
-                    assert await consumer.poll(5.0) == []
-                    await consumer.commit()
-        # A folder is where its next file should be.
-        (tmp_path / "second" / "default" / f"{GROUP}.new").mkdir()
-        async with consumer:
-            await until(lambda: len(consumer.queues) == 2)
-            await stage.send(consumer.queues[0], 1)
-            await polled(consumer, 1)
-            with pytest.raises(WriteFailed):
+@staged
+async def test_broadcast_consumers_get_all_messages_and_keep_their_offsets_in_files(
+    stage, tmp_path
+):
+    await stage.topic(queues=2, messages=3)
+    for name in ("first", "second"):
+        settings = replace(BY_HAND, is_broadcast=True, offsets_path=tmp_path / name)
+        for count in (6, 0):
+            consumer = stage.subscribed(settings, name=name)
+            async with consumer:
+                assert len(await polled(consumer, count)) == count
+                assert await consumer.poll(5.0) == []
                 await consumer.commit()
-
-    staged(scenario)()
+    # A folder is where its next file should be.
+    (tmp_path / "second" / "default" / f"{GROUP}.new").mkdir()
+    async with consumer:
+        await until(lambda: len(consumer.queues) == 2)
+        await stage.send(consumer.queues[0], 1)
+        await polled(consumer, 1)
+        with pytest.raises(WriteFailed):
+            await consumer.commit()
 
 
 @staged

@@ -417,11 +417,7 @@ async def test_a_message_out_of_bounds_is_refused_and_keeps_the_connection_open(
 @pytest.mark.fault("M13")
 @pytest.mark.parametrize(
     ("header", "body"),
-    [
-        (sending("T"), b""),
-        (sending("T"), b"x" * 1001),
-        (sending("T", KEY="v" * 32_767), b"x"),
-    ],
+    [(sending("T"), b""), (sending("T"), b"x" * 1001), (sending("T", KEY="v" * 32_767), b"x")],
     ids=["empty", "too large", "properties too long"],
 )
 @run_by(with_client, with_topics(message_size_max=1000))

@@ -7,14 +7,7 @@ import pytest
 
 from txmq.errors import RemoteProtocolError
 from txmq.protocol import compression, record
-from txmq.protocol.record import (
-    Record,
-    pack,
-    property_text_of,
-    stored_ms_of,
-    unpack,
-    unpack_all,
-)
+from txmq.protocol.record import Record, pack, property_text_of, stored_ms_of, unpack, unpack_all
 
 V4_BORN = bytes.fromhex("0a000005 0000e5c1")
 V4_STORE = bytes.fromhex("0a000001 00002a9f")

@@ -229,9 +229,7 @@ def test_a_commit_in_place_and_a_copied_commit_deliver_the_same_bytes(small_marg
     assert shown[0] == shown[1]
 
 
-def test_a_commit_in_a_later_file_copies_the_half_message_into_it(
-    small_margin,
-):
+def test_a_commit_in_a_later_file_copies_the_half_message_into_it(small_margin):
     shelf = Shelf()
     (half,) = prepare(shelf, "a")
     shelf.add(*[BIG] * 4, topic="Fill")

@@ -115,11 +115,7 @@ def test_a_file_is_as_old_as_its_last_message(restart):
     if restart:
         getattr(shelf, restart)()
 
-    assert [file.last_ms - START_MS for file in shelf.completed_files()] == [
-        1,
-        3,
-        5,
-    ]
+    assert [file.last_ms - START_MS for file in shelf.completed_files()] == [1, 3, 5]
 
 
 def test_the_age_of_a_file_does_not_depend_on_when_it_was_published():
@@ -133,11 +129,7 @@ def test_the_age_of_a_file_does_not_depend_on_when_it_was_published():
         shelf.store.publish(span)
     shelf.checkpoint()
 
-    assert [file.last_ms - START_MS for file in shelf.completed_files()] == [
-        1,
-        3,
-        5,
-    ]
+    assert [file.last_ms - START_MS for file in shelf.completed_files()] == [1, 3, 5]
 
 
 def test_deleting_a_file_removes_only_its_messages():

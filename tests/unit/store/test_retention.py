@@ -28,55 +28,47 @@ def files(*hours):
 
 OLD, YOUNG = (100, 90, 80), (10, 5)
 
-FORCED = RetentionVerdict(FORCED_PER_ROUND, refuse_sends=True)
-
 
 @pytest.mark.parametrize(
-    ("ages", "hour", "used", "pinned", "expected"),
+    ("ages", "hour", "used", "pinned", "deleted", "refuses"),
     [
         # Only at the hour, unless the disk is short.
-        (OLD, 4, 0.10, None, RetentionVerdict(3, refuse_sends=False)),
-        (OLD, 3, 0.10, None, RetentionVerdict(0, refuse_sends=False)),
-        (OLD, 5, 0.10, None, RetentionVerdict(0, refuse_sends=False)),
-        (OLD, 5, 0.75, None, RetentionVerdict(0, refuse_sends=False)),
-        (OLD, 5, 0.76, None, RetentionVerdict(3, refuse_sends=False)),
+        (OLD, 4, 0.10, None, 3, False),
+        (OLD, 3, 0.10, None, 0, False),
+        (OLD, 5, 0.10, None, 0, False),
+        (OLD, 5, 0.75, None, 0, False),
+        (OLD, 5, 0.76, None, 3, False),
         # Only what is old, unless the disk is very short.
-        (OLD + YOUNG, 4, 0.10, None, RetentionVerdict(3, refuse_sends=False)),
-        (OLD + YOUNG, 5, 0.85, None, RetentionVerdict(3, refuse_sends=False)),
-        (OLD + YOUNG, 5, 0.86, None, RetentionVerdict(5, refuse_sends=False)),
-        (YOUNG, 4, 0.10, None, RetentionVerdict(0, refuse_sends=False)),
-        (YOUNG, 4, 0.86, None, RetentionVerdict(2, refuse_sends=False)),
+        (OLD + YOUNG, 4, 0.10, None, 3, False),
+        (OLD + YOUNG, 5, 0.85, None, 3, False),
+        (OLD + YOUNG, 5, 0.86, None, 5, False),
+        (YOUNG, 4, 0.10, None, 0, False),
+        (YOUNG, 4, 0.86, None, 2, False),
         # A young file keeps the older-looking ones behind it.
-        ((10, 100), 4, 0.10, None, RetentionVerdict(0, refuse_sends=False)),
+        ((10, 100), 4, 0.10, None, 0, False),
         # The edge of 72 hours.
-        ((72,), 4, 0.10, None, RetentionVerdict(0, refuse_sends=False)),
-        ((72.001,), 4, 0.10, None, RetentionVerdict(1, refuse_sends=False)),
+        ((72,), 4, 0.10, None, 0, False),
+        ((72.001,), 4, 0.10, None, 1, False),
         # A limited number of young files at once, and all old ones.
-        ((1,) * 30, 5, 0.99, None, RetentionVerdict(FORCED_PER_ROUND, refuse_sends=True)),
-        ((100,) * 30, 5, 0.99, None, RetentionVerdict(30, refuse_sends=True)),
-        (
-            (100,) * 4 + (1,) * 30,
-            5,
-            0.99,
-            None,
-            RetentionVerdict(FORCED_PER_ROUND, refuse_sends=True),
-        ),
+        ((1,) * 30, 5, 0.99, None, FORCED_PER_ROUND, True),
+        ((100,) * 30, 5, 0.99, None, 30, True),
+        ((100,) * 4 + (1,) * 30, 5, 0.99, None, FORCED_PER_ROUND, True),
         # Never what is pinned, nor what follows it.
-        (OLD, 4, 0.99, 0, RetentionVerdict(0, refuse_sends=True)),
-        (OLD, 4, 0.99, 1999, RetentionVerdict(1, refuse_sends=True)),
-        (OLD, 4, 0.99, 2000, RetentionVerdict(2, refuse_sends=True)),
-        (OLD, 4, 0.99, 9999, RetentionVerdict(3, refuse_sends=True)),
+        (OLD, 4, 0.99, 0, 0, True),
+        (OLD, 4, 0.99, 1999, 1, True),
+        (OLD, 4, 0.99, 2000, 2, True),
+        (OLD, 4, 0.99, 9999, 3, True),
         # Nothing there.
-        ((), 4, 0.90, None, RetentionVerdict(0, refuse_sends=False)),
-        ((), 4, 0.91, None, RetentionVerdict(0, refuse_sends=True)),
+        ((), 4, 0.90, None, 0, False),
+        ((), 4, 0.91, None, 0, True),
     ],
 )
 def test_age_hour_disk_use_and_pins_decide_how_many_files_are_deleted(
-    ages, hour, used, pinned, expected
+    ages, hour, used, pinned, deleted, refuses
 ):
     found = decide(RetentionSettings(), files(*ages), NOW, hour, used, pinned)
 
-    assert found == expected
+    assert found == RetentionVerdict(deleted, refuse_sends=refuses)
 
 
 @pytest.mark.parametrize("hour", range(24))
@@ -124,9 +116,7 @@ def test_the_age_of_a_file_does_not_depend_on_when_it_was_published():
     for number in range(7):
         shelf.put(BIG, at_ms=START_MS + number)
         waiting.append(shelf.store.write())
-    shelf.sync()
-    for span in waiting:
-        shelf.store.publish(span)
+    shelf.publish(*waiting)
     shelf.checkpoint()
 
     assert [file.last_ms - START_MS for file in shelf.completed_files()] == [1, 3, 5]
@@ -228,57 +218,56 @@ def check_offsets(steps):
 # --- deleting a topic while messages are on their way ---
 
 
-@pytest.mark.parametrize("is_saved", [False, True], ids=["in memory", "in an index"])
-def test_unpublished_messages_keep_their_offsets_when_their_topic_is_deleted(is_saved):
+@pytest.fixture(params=[False, True], ids=["in memory", "in an index"])
+def saved(request):
+    """A store with two messages."""
     shelf = Shelf()
     shelf.add(b"zero", b"one")
-    if is_saved:
+    if request.param:
         shelf.checkpoint()
-    shelf.put(b"two")
-    span = shelf.store.write()
+    return shelf
 
-    shelf.forget("T")
 
-    shelf.sync()
-    shelf.store.publish(span)
-    shelf.add(b"three")
-    assert shelf.bodies() == {2: b"two", 3: b"three"}
+def check_bodies(shelf, bodies):
+    """Check what is visible, also after a restart."""
+    assert shelf.bodies() == bodies
     shelf.restart()
-    assert shelf.bodies() == {2: b"two", 3: b"three"}
+    assert shelf.bodies() == bodies
 
 
-@pytest.mark.parametrize("is_saved", [False, True], ids=["in memory", "in an index"])
-def test_a_write_that_fails_after_its_topic_was_deleted_hides_nothing(is_saved):
-    shelf = Shelf()
-    shelf.add(b"zero", b"one")
-    if is_saved:
-        shelf.checkpoint()
-    shelf.put(b"lost")
+def test_unpublished_messages_keep_their_offsets_when_their_topic_is_deleted(saved):
+    saved.put(b"two")
+    span = saved.store.write()
 
-    shelf.forget("T")
+    saved.forget("T")
 
-    shelf.disk.fail_writes(times=1)
+    saved.publish(span)
+    saved.add(b"three")
+    check_bodies(saved, {2: b"two", 3: b"three"})
+
+
+def test_a_write_that_fails_after_its_topic_was_deleted_hides_nothing(saved):
+    saved.put(b"lost")
+
+    saved.forget("T")
+
+    saved.disk.fail_writes(times=1)
     with pytest.raises(Exception, match="refused"):
-        shelf.store.write()
-    shelf.add(b"two")
-    assert shelf.bodies() == {2: b"two"}
-    shelf.restart()
-    assert shelf.bodies() == {2: b"two"}
+        saved.store.write()
+    saved.add(b"two")
+    check_bodies(saved, {2: b"two"})
 
 
 def test_a_topic_deleted_during_a_checkpoint_stays_deleted():
     shelf = Shelf()
     shelf.add(b"zero", b"one")
-    pending = shelf.store.checkpoints.begin(shelf.store.checkpoints.next_range())
+    pending = shelf.begin_checkpoint()
 
     shelf.forget("T")
 
-    pending.file.file.sync()
-    shelf.store.checkpoints.confirm(pending)
+    shelf.confirm(pending)
     shelf.add(b"two")
-    assert shelf.bodies() == {2: b"two"}
-    shelf.restart()
-    assert shelf.bodies() == {2: b"two"}
+    check_bodies(shelf, {2: b"two"})
 
 
 # --- with the table of floors on the same disk ---

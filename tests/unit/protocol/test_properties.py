@@ -63,11 +63,8 @@ def test_find_agrees_with_parsing_all_properties(text, value):
     assert find(text, "TAGS") == value == parse(text).get("TAGS")
 
 
-def test_rendered_pairs_each_end_with_a_separator():
+def test_rendered_pairs_each_end_with_a_separator_and_empty_ones_are_left_out():
     assert render({"a": "1", "b": "2"}) == "a\x011\x02b\x012\x02"
-
-
-def test_empty_names_and_values_are_not_written():
     assert render({"a": "", "": "1", "b": "2"}) == "b\x012\x02"
 
 

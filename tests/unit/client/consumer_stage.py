@@ -1,6 +1,7 @@
 """A simulated world with a small cluster, and consumers on machines of their own."""
 
 import asyncio
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -11,7 +12,7 @@ from txmq.client.consume import PushConsumer
 from txmq.client.settings import ClientSettings, ConsumerSettings, StartFrom
 from txmq.testing import World
 
-__all__ = ["GROUP", "RETRY", "TOPIC", "Stage", "acting"]
+__all__ = ["GROUP", "RETRY", "TOPIC", "Stage", "acting", "anywhere"]
 
 GROUP, TOPIC, RETRY = "readers", "T", "%RETRY%readers"
 
@@ -46,6 +47,12 @@ class Stage:
 
         return consumer
 
+    @asynccontextmanager
+    async def reading(self, handler=None, **settings):
+        """A :meth:`reader` that runs with a client of its own."""
+        async with self.client() as client, self.reader(client, handler, **settings) as consumer:
+            yield consumer
+
     def put(self, *bodies, number=0, topic=TOPIC, tags="", properties=None, broker=None):
         """Store messages as if a producer had sent them."""
         broker = broker or self.broker
@@ -70,6 +77,22 @@ class Stage:
         async with asyncio.timeout(within_s):
             while not holds():
                 await asyncio.sleep(every_s)
+
+
+def anywhere(scene):
+    """A scenario for `cancelled_everywhere`: a scene of a stage with messages, and the attempt."""
+
+    async def scenario(world, attempt):
+        server = world.machine("server")
+        ports = (server.network, server.clock)
+        async with FakeCluster(*ports, host=server.address, brokers=2) as cluster:
+            cluster.add_topic(TOPIC, 2)
+            stage = Stage(world, cluster)
+            stage.put(b"0", b"1", number=0)
+            stage.put(b"2", number=1)
+            await scene(stage, attempt)
+
+    return scenario
 
 
 def acting(*, brokers=1, queues=1, seed=1, empty_pull_s=0.25):

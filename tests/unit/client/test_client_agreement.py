@@ -128,7 +128,7 @@ async def test_every_broker_of_the_topic_checks_the_condition(stage):
 
 @acting()
 async def test_tags_are_not_checked_by_brokers(stage):
-    async with stage.client() as client, stage.reader(client, tags="A || B") as consumer:
+    async with stage.reading(tags="A || B") as consumer:
         await stage.until(lambda: consumer.queues)
     assert stage.asked(CHECK) == []
 
@@ -248,7 +248,7 @@ async def test_subscriptions_reported_by_a_stock_broker_are_compared(
         [ClientConnection("10.0.0.1:1", "other", "JAVA", 409)],
         "CONSUME_FROM_LAST_OFFSET", "CONSUME_PASSIVELY", "CLUSTERING", told,
     )  # fmt: skip
-    async with stage.client() as client, stage.reader(client):
+    async with stage.reading():
         pass
 
     assert bool(warnings(caplog)) is is_warned
@@ -257,7 +257,7 @@ async def test_subscriptions_reported_by_a_stock_broker_are_compared(
 @acting()
 async def test_a_broker_that_reports_no_subscriptions_causes_no_warning(stage, caplog):
     stage.cluster.replies[RequestCode.GET_CONSUMER_CONNECTION_LIST] = answering(0)
-    async with stage.client() as client, stage.reader(client) as consumer:
+    async with stage.reading() as consumer:
         await stage.until(lambda: consumer.queues)
 
     assert warnings(caplog) == []

@@ -34,7 +34,7 @@ def refuse(request):
 async def test_a_known_group_continues_at_its_committed_offset(stage, start):
     stage.put(b"0", b"1", b"2")
     stage.broker.offsets[GROUP, TOPIC, 0] = 1
-    async with stage.client() as client, stage.reader(client, start=start):
+    async with stage.reading(start=start):
         await stage.until(lambda: stage.bodies() == [b"1", b"2"])
 
 
@@ -51,7 +51,7 @@ async def test_a_new_group_starts_where_its_settings_say(stage, settings, expect
     stage.put(b"old")
     await asyncio.sleep(1801)  # More than half an hour, the default without a time.
     stage.put(b"young")
-    async with stage.client() as client, stage.reader(client, **settings) as consumer:
+    async with stage.reading(**settings) as consumer:
         await stage.until(lambda: consumer.positions().get(Queue(TOPIC, "broker-a", 0)))
         stage.put(b"new")
         await stage.until(lambda: stage.bodies() == expected)
@@ -63,8 +63,7 @@ async def test_a_new_group_can_start_at_a_given_time(stage):
     await asyncio.sleep(5)
     start_ms = stage.cluster.clock.wall_ms()
     stage.put(b"new")
-    settings = {"start": StartFrom.TIME, "start_ms": start_ms}
-    async with stage.client() as client, stage.reader(client, **settings):
+    async with stage.reading(start=StartFrom.TIME, start_ms=start_ms):
         await stage.until(lambda: stage.bodies() == [b"new"])
 
 
@@ -73,7 +72,7 @@ async def test_a_start_time_delivers_nothing_older_from_a_queue_without_newer_me
     stage.put(b"old")
     await asyncio.sleep(5)
     settings = {"start": StartFrom.TIME, "start_ms": stage.cluster.clock.wall_ms()}
-    async with stage.client() as client, stage.reader(client, **settings) as consumer:
+    async with stage.reading(**settings) as consumer:
         await stage.until(lambda: consumer.positions().get(Queue(TOPIC, "broker-a", 0)) == 1)
         stage.put(b"new")
         await stage.until(lambda: stage.bodies())
@@ -84,10 +83,7 @@ async def test_a_start_time_delivers_nothing_older_from_a_queue_without_newer_me
 async def test_the_start_offset_of_a_new_group_is_committed_before_anything_is_consumed(stage):
     stage.put(b"0", b"1")
     stuck = asyncio.Event()
-    async with (
-        stage.client() as client,
-        stage.reader(client, lambda _: stuck.wait(), start=StartFrom.LAST, stop_timeout=0),
-    ):
+    async with stage.reading(lambda _: stuck.wait(), start=StartFrom.LAST, stop_timeout=0):
         await stage.until(lambda: stage.committed() == 2, within_s=1)
 
 
@@ -99,7 +95,7 @@ async def test_tags_are_compared_by_their_text(stage):
     stage.put(b"wanted", tags="BB")
     stage.put(b"of the same hash", tags="Aa")
     stage.put(b"wanted, too", tags="C")
-    async with stage.client() as client, stage.reader(client, tags="BB || C") as consumer:
+    async with stage.reading(tags="BB || C") as consumer:
         await stage.until(lambda: len(stage.seen) == 2)
         assert stage.bodies() == [b"wanted", b"wanted, too"]
         await consumer.commit()
@@ -116,7 +112,7 @@ async def test_a_failed_message_is_sent_back_and_redelivered_under_its_own_topic
             raise ValueError
 
     stage.put(b"0")
-    async with stage.client() as client, stage.reader(client, fail_once):
+    async with stage.reading(fail_once):
         await stage.until(lambda: len(topics) == 2)
         assert topics == [(TOPIC, TOPIC, 0), (TOPIC, RETRY, 1)]
         (head,) = stage.asked(SEND_BACK)
@@ -143,7 +139,7 @@ async def test_a_handler_can_choose_the_delay_of_a_retry(stage, settings, verdic
         return None if message.attempts else verdict
 
     stage.put(b"0")
-    async with stage.client() as client, stage.reader(client, later, **settings):
+    async with stage.reading(later, **settings):
         await stage.until(lambda: stage.asked(SEND_BACK))
     (head,) = stage.asked(SEND_BACK)
     assert (head["delayLevel"], head.get("maxReconsumeTimes")) == (level, most)
@@ -178,7 +174,7 @@ async def test_a_message_that_cannot_be_sent_back_is_retried_locally(stage):
         return Later() if message.attempts < 2 else None
 
     stage.put(b"0")
-    async with stage.client() as client, stage.reader(client, fail_twice) as consumer:
+    async with stage.reading(fail_twice) as consumer:
         await stage.until(lambda: len(stage.seen) == 2)
         await consumer.commit()
         assert stage.committed() == 0
@@ -196,7 +192,7 @@ async def test_a_handler_that_returns_anything_else_has_consumed_the_message(sta
         return "done"
 
     stage.put(b"0", b"1")
-    async with stage.client() as client, stage.reader(client, chatty, concurrency=1):
+    async with stage.reading(chatty, concurrency=1):
         await stage.until(lambda: len(stage.seen) == 2)
     assert stage.committed() == 2
     assert not stage.asked(SEND_BACK)
@@ -211,7 +207,7 @@ async def test_a_handler_that_awaits_something_cancelled_has_failed(stage):
             await future
 
     stage.put(b"0", b"1")
-    async with stage.client() as client, stage.reader(client, broken, concurrency=1):
+    async with stage.reading(broken, concurrency=1):
         await stage.until(lambda: len(stage.seen) == 4)
     assert len(stage.asked(SEND_BACK)) == 2
 
@@ -220,7 +216,7 @@ async def test_a_handler_that_awaits_something_cancelled_has_failed(stage):
 async def test_a_message_of_a_topic_without_a_handler_is_sent_back(stage):
     stage.put(b"0")
     stage.put(b"1", topic=RETRY, properties={"RETRY_TOPIC": "Gone"})
-    async with stage.client() as client, stage.reader(client):
+    async with stage.reading():
         await stage.until(lambda: stage.asked(SEND_BACK))
     assert stage.asked(SEND_BACK)[0]["originTopic"] == "Gone"
     assert stage.bodies() == [b"0"]
@@ -242,10 +238,7 @@ async def test_a_message_of_a_topic_without_a_handler_is_sent_back(stage):
 async def test_fetching_stops_at_each_limit_of_the_cache(stage, settings, most):
     stage.put(*[b"%010d" % each for each in range(200)])
     go = asyncio.Event()
-    async with (
-        stage.client() as client,
-        stage.reader(client, lambda _: go.wait(), **settings) as consumer,
-    ):
+    async with stage.reading(lambda _: go.wait(), **settings) as consumer:
         await stage.until(lambda: stage.seen)
         await asyncio.sleep(10)
         (held,) = [each for q, each in consumer.held().items() if q.topic == TOPIC]
@@ -263,10 +256,7 @@ async def test_fetching_is_limited_by_the_span_of_open_offsets(stage):
         if message.offset == 0:
             await go.wait()
 
-    async with (
-        stage.client() as client,
-        stage.reader(client, first_waits, span_max=30, pull_batch=1) as consumer,
-    ):
+    async with stage.reading(first_waits, span_max=30, pull_batch=1) as consumer:
         await stage.until(lambda: len(stage.seen) >= 30)
         await asyncio.sleep(5)
         assert len(stage.seen) == 32
@@ -279,7 +269,7 @@ async def test_fetching_is_limited_by_the_span_of_open_offsets(stage):
 
 @acting()
 async def test_pulls_carry_the_committed_offset_of_the_group(stage):
-    async with stage.client() as client, stage.reader(client, commit_interval=1000):
+    async with stage.reading(commit_interval=1000):
         stage.put(b"0")
         await stage.until(lambda: stage.seen)
         await asyncio.sleep(1)
@@ -303,8 +293,7 @@ async def test_a_message_handled_for_too_long_is_sent_back(stage):
         return None
 
     stage.put(b"0")
-    settings = {"consume_timeout": 20.0}
-    async with stage.client() as client, stage.reader(client, sleepy, **settings) as consumer:
+    async with stage.reading(sleepy, consume_timeout=20.0) as consumer:
         await stage.until(lambda: len(stage.seen) == 2)
         (head,) = stage.asked(SEND_BACK)
         assert head["delayLevel"] == "3"
@@ -472,13 +461,13 @@ async def test_broadcast_consumers_keep_offsets_in_a_file_and_drop_failed_messag
             raise ValueError
 
         stage.put(b"0", b"1")
-        async with stage.client() as client, stage.reader(client, fail, **settings):
+        async with stage.reading(fail, **settings):
             await stage.until(lambda: len(stage.seen) == 2)
         (path,) = Path(base).rglob("*.json")
         told = {"group": GROUP, "offsets": [[TOPIC, "broker-a", 0, 2]]}
         assert json.loads(path.read_text()) == told
         stage.put(b"2")
-        async with stage.client() as client, stage.reader(client, fail, **settings):
+        async with stage.reading(fail, **settings):
             await stage.until(lambda: len(stage.seen) == 3)
         assert stage.bodies() == [b"0", b"1", b"2"]
         assert not stage.asked(SEND_BACK)
@@ -497,7 +486,7 @@ async def test_broadcast_consumers_keep_offsets_in_a_file_and_drop_failed_messag
 
 @acting(queues=2)
 async def test_a_paused_queue_is_not_fetched_from(stage):
-    async with stage.client() as client, stage.reader(client) as consumer:
+    async with stage.reading() as consumer:
         await stage.until(lambda: len(consumer.positions()) == 3)
         consumer.pause([Queue(TOPIC, "broker-a", 1)])
         await asyncio.sleep(1)
@@ -518,7 +507,7 @@ async def test_a_paused_queue_is_not_fetched_from(stage):
 @acting()
 async def test_a_paused_consumer_also_pauses_queues_it_gains_later(stage):
     stage.broker.topics.pop(TOPIC)
-    async with stage.client() as client, stage.reader(client, rebalance_interval=1.0) as consumer:
+    async with stage.reading(rebalance_interval=1.0) as consumer:
         consumer.pause()
         stage.cluster.add_topic(TOPIC, 1)
         stage.put(b"0")
@@ -538,8 +527,7 @@ async def test_a_move_discards_fetched_messages(stage, settings):
     async def wait(message):
         await go.wait()
 
-    settings_ = {**settings, "concurrency": 1}
-    async with stage.client() as client, stage.reader(client, wait, **settings_) as consumer:
+    async with stage.reading(wait, concurrency=1, **settings) as consumer:
         await stage.until(lambda: stage.seen)
         moving = asyncio.create_task(consumer.move({Queue(TOPIC, "broker-a", 0): 6}))
         await asyncio.sleep(0.1)
@@ -556,7 +544,7 @@ async def test_a_move_discards_fetched_messages(stage, settings):
 @acting()
 async def test_an_offset_after_the_end_of_a_queue_moves_to_its_end(stage):
     stage.put(b"0", b"1", b"2")
-    async with stage.client() as client, stage.reader(client) as consumer:
+    async with stage.reading() as consumer:
         await stage.until(lambda: len(stage.seen) == 3)
         del stage.broker.queues[TOPIC, 0][1:]  # As after a crash that lost what was not synced.
         await stage.until(lambda: consumer.positions().get(Queue(TOPIC, "broker-a", 0)) == 1)
@@ -575,13 +563,13 @@ async def test_an_offset_before_the_first_message_moves_to_it(stage):
 
     stage.put(*[b"%d" % number for number in range(5)])
     stage.cluster.replies[RequestCode.PULL_MESSAGE] = pull
-    async with stage.client() as client, stage.reader(client):
+    async with stage.reading():
         await stage.until(lambda: stage.bodies() == [b"4"])
 
 
 @acting(empty_pull_s=NOT_HELD_S)
 async def test_a_broker_that_holds_no_pulls_is_not_pulled_in_a_busy_loop(stage):
-    async with stage.client() as client, stage.reader(client):
+    async with stage.reading():
         await asyncio.sleep(10)
     pulls = [pull for pull in stage.asked(RequestCode.PULL_MESSAGE) if pull["topic"] == TOPIC]
     assert 100 < len(pulls) <= 201
@@ -589,7 +577,7 @@ async def test_a_broker_that_holds_no_pulls_is_not_pulled_in_a_busy_loop(stage):
 
 @acting()
 async def test_a_fetcher_that_fails_unexpectedly_is_restarted(stage):
-    async with stage.client() as client, stage.reader(client) as consumer:
+    async with stage.reading() as consumer:
         await stage.until(lambda: len(consumer.positions()) == 2)
         intake = consumer._assignment.fetchers[Queue(TOPIC, "broker-a", 0)]
         intake._deliver = None
@@ -626,10 +614,7 @@ async def test_invalid_groups_handlers_and_levels_are_refused(stage):
 @acting(queues=3)
 async def test_an_allocation_strategy_can_be_configured(stage):
     chosen = frozenset({Queue(TOPIC, "broker-a", 1)})
-    async with (
-        stage.client() as client,
-        stage.reader(client, allocation=ByConfig(chosen)) as consumer,
-    ):
+    async with stage.reading(allocation=ByConfig(chosen)) as consumer:
         await stage.until(lambda: consumer.queues)
         await asyncio.sleep(1)
         assert [q for q in consumer.queues if q.topic == TOPIC] == sorted(chosen)
@@ -647,10 +632,7 @@ async def test_an_allocation_strategy_that_raises_leaves_queues_as_they_are(stag
                 raise ZeroDivisionError
             return list(queues)
 
-    async with (
-        stage.client() as client,
-        stage.reader(client, allocation=Own(), rebalance_interval=1.0) as consumer,
-    ):
+    async with stage.reading(allocation=Own(), rebalance_interval=1.0) as consumer:
         await stage.until(lambda: len(consumer.queues) == 3)
         is_broken = True
         await asyncio.sleep(5)
@@ -666,7 +648,7 @@ async def test_an_allocation_strategy_that_raises_leaves_queues_as_they_are(stag
 @acting()
 async def test_a_topic_created_after_the_consumer_starts_is_consumed_within_seconds(stage):
     """Until then no broker is known that could know the group."""
-    async with stage.client() as client, stage.reader(client, topic="Late"):
+    async with stage.reading(topic="Late"):
         await asyncio.sleep(1)
         stage.cluster.add_topic("Late", 1)
         stage.put(b"first", topic="Late")
@@ -698,7 +680,7 @@ async def test_a_queue_can_be_moved_while_its_start_offset_is_read(stage):
     stage.put(b"0", b"1")
     stage.broker.offsets[GROUP, TOPIC, 0] = 2
     stage.cluster.replies[query] = hold
-    async with stage.client() as client, stage.reader(client) as consumer:
+    async with stage.reading() as consumer:
         await stage.until(lambda: held)
         await consumer.move({Queue(TOPIC, "broker-a", 0): 0})
         ((connection, request),) = held
@@ -709,7 +691,7 @@ async def test_a_queue_can_be_moved_while_its_start_offset_is_read(stage):
 @acting()
 async def test_a_topic_that_does_not_exist_is_logged_once_as_missing(stage, caplog):
     caplog.set_level(logging.WARNING)
-    async with stage.client() as client, stage.reader(client, topic="Missing"):
+    async with stage.reading(topic="Missing"):
         await asyncio.sleep(120)
         (line,) = [record.message for record in caplog.records if "Missing" in record.message]
         assert line == (

@@ -28,6 +28,12 @@ BIG = b"x" * 1500
 """Two spans with a body like this one fill a file of 4096 bytes."""
 
 
+@pytest.fixture
+def shelf():
+    """A store whose log has room in its first file."""
+    return Shelf(sizes=ONE_FILE)
+
+
 def the_log(disk):
     (name,) = disk.names("log")
     return f"log/{name}"
@@ -81,8 +87,7 @@ def check_that_it_goes_on(shelf, before):
 
 @pytest.mark.fault("S1")
 @pytest.mark.parametrize("is_indexed", [False, True], ids=["all scanned", "begin indexed"])
-def test_a_log_cut_at_any_byte_of_its_last_three_spans_keeps_those_before(is_indexed):
-    shelf = Shelf(sizes=ONE_FILE)
+def test_a_log_cut_at_any_byte_of_its_last_three_spans_keeps_those_before(shelf, is_indexed):
     shelf.add(b"one", b"two")
     if is_indexed:
         shelf.checkpoint()
@@ -102,8 +107,7 @@ def test_a_log_cut_at_any_byte_of_its_last_three_spans_keeps_those_before(is_ind
         check_that_it_goes_on(again, again.bodies())
 
 
-def test_a_span_cut_anywhere_is_gone_with_all_its_records():
-    shelf = Shelf(sizes=ONE_FILE)
+def test_a_span_cut_anywhere_is_gone_with_all_its_records(shelf):
     shelf.add(b"before")
     shelf.add_together(*[b"%d" % number * number for number in range(8)])
     shelf.close()
@@ -142,8 +146,7 @@ def garbage(size):
 @pytest.mark.fault("S2")
 @pytest.mark.parametrize("filling", [bytes, garbage, lambda size: b"\xff" * size])
 @pytest.mark.parametrize("size", [1, HEAD_BYTES, 3000])
-def test_bytes_after_the_last_whole_span_are_cut(filling, size):
-    shelf = Shelf(sizes=ONE_FILE)
+def test_bytes_after_the_last_whole_span_are_cut(shelf, filling, size):
     shelf.add(b"one", b"two")
     shelf.close()
     path = the_log(shelf.disk)
@@ -156,9 +159,8 @@ def test_bytes_after_the_last_whole_span_are_cut(filling, size):
 
 
 @pytest.mark.fault("S2")
-def test_spans_of_an_older_log_after_the_last_span_are_never_served():
+def test_spans_of_an_older_log_after_the_last_span_are_never_served(shelf):
     """No file is ever used twice, so an operator must find out how they got there."""
-    shelf = Shelf(sizes=ONE_FILE)
     shelf.add(*[b"old" * 9 for _ in range(9)])
     older = shelf.contents(the_log(shelf.disk))
     younger = Shelf(sizes=ONE_FILE)
@@ -185,8 +187,7 @@ def test_spans_of_another_log_right_after_the_last_span_are_never_served():
         shelf.open()
 
 
-def test_a_body_that_contains_a_whole_log_is_not_recovered_as_spans():
-    shelf = Shelf(sizes=ONE_FILE)
+def test_a_body_that_contains_a_whole_log_is_not_recovered_as_spans(shelf):
     shelf.add(b"one", b"two")
     log = shelf.contents(the_log(shelf.disk))
     shelf.add(log)
@@ -198,8 +199,7 @@ def test_a_body_that_contains_a_whole_log_is_not_recovered_as_spans():
     check_that_it_goes_on(again, {0: b"one", 1: b"two"})
 
 
-def test_a_second_recovery_changes_nothing():
-    shelf = Shelf(sizes=ONE_FILE)
+def test_a_second_recovery_changes_nothing(shelf):
     shelf.add(b"one", b"two", b"three")
     shelf.close()
     disk = cut_off(shelf.disk, the_log(shelf.disk), len(shelf.contents(the_log(shelf.disk))) - 1)
@@ -216,8 +216,7 @@ def test_a_second_recovery_changes_nothing():
 
 
 @pytest.mark.fault("S3")
-def test_a_flipped_bit_before_the_last_span_refuses_the_start():
-    shelf = Shelf(sizes=ONE_FILE)
+def test_a_flipped_bit_before_the_last_span_refuses_the_start(shelf):
     shelf.add(b"one", keys="k", tag="t")
     shelf.add_together(b"two", b"three")
     last = shelf.store.log.end
@@ -249,8 +248,7 @@ def test_a_flipped_bit_in_an_earlier_file_refuses_the_start():
                 Shelf(disk)
 
 
-def test_a_bad_span_with_nothing_durable_after_it_is_cut_as_torn_tail():
-    shelf = Shelf(sizes=ONE_FILE)
+def test_a_bad_span_with_nothing_durable_after_it_is_cut_as_torn_tail(shelf):
     shelf.add(b"one")
     bad = shelf.store.log.end
     for body in (b"two", b"three"):
@@ -392,8 +390,7 @@ def test_a_disk_that_cannot_read_the_log_refuses_the_start():
 # --- damage in indexed records shows when they are read ---
 
 
-def test_a_flipped_bit_in_an_indexed_record_hides_no_message_silently():
-    shelf = Shelf(sizes=ONE_FILE)
+def test_a_flipped_bit_in_an_indexed_record_hides_no_message_silently(shelf):
     shelf.add(b"zero")
     (placed,) = shelf.add(b"one" * 5, unique="U", tag="t")
     end = shelf.store.log.end
@@ -426,8 +423,7 @@ def test_a_flipped_bit_in_an_indexed_record_hides_no_message_silently():
     assert len(data) == end - placed.position
 
 
-def test_a_flipped_bit_in_an_indexed_record_refuses_the_start_once_scanned():
-    shelf = Shelf(sizes=ONE_FILE)
+def test_a_flipped_bit_in_an_indexed_record_refuses_the_start_once_scanned(shelf):
     (placed,) = shelf.add(b"one", tag="t")
     shelf.add(b"two")
     shelf.restart_cleanly()
@@ -827,8 +823,7 @@ def test_messages_unsynced_on_a_full_disk_are_durable_before_later_ones(goes_on)
     assert Shelf(shelf.disk).bodies() == seen
 
 
-def test_an_index_unsynced_on_a_full_disk_is_durable_before_the_next_one():
-    shelf = Shelf(sizes=ONE_FILE)
+def test_an_index_unsynced_on_a_full_disk_is_durable_before_the_next_one(shelf):
     shelf.add(b"one")
     checkpoint_whose_sync_fails(shelf)
     full(shelf.disk)
@@ -844,8 +839,7 @@ def test_an_index_unsynced_on_a_full_disk_is_durable_before_the_next_one():
     assert again.recovery[:3] == (0, 0, 0)
 
 
-def test_a_torn_tail_on_a_full_disk_is_cut_when_there_is_room():
-    shelf = Shelf(sizes=ONE_FILE)
+def test_a_torn_tail_on_a_full_disk_is_cut_when_there_is_room(shelf):
     shelf.add(b"one", b"two")
     shelf.close()
     torn = cut_off(shelf.disk, the_log(shelf.disk), len(shelf.contents(the_log(shelf.disk))) - 5)
@@ -883,8 +877,7 @@ def test_a_second_broker_in_one_real_directory_is_refused(tmp_path):
     assert Shelf(LocalDisk(tmp_path)).bodies() == {0: b"one"}
 
 
-def test_a_refused_start_releases_the_directory():
-    shelf = Shelf(sizes=ONE_FILE)
+def test_a_refused_start_releases_the_directory(shelf):
     shelf.add(b"one", b"two")
     shelf.close()
     shelf.disk.flip_bit(the_log(shelf.disk), 50)

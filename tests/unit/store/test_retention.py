@@ -18,6 +18,11 @@ NOW = START_MS + 1000 * HOUR_MS
 BIG = b"x" * 1500
 
 
+@pytest.fixture
+def shelf():
+    return Shelf()
+
+
 def files(*hours):
     """Files whose last messages have these ages in hours, oldest first."""
     return [
@@ -87,8 +92,7 @@ def test_with_a_clock_that_is_behind_no_file_is_old():
 # --- what the store offers ---
 
 
-def test_only_complete_and_indexed_files_can_be_deleted():
-    shelf = Shelf()
+def test_only_complete_and_indexed_files_can_be_deleted(shelf):
     shelf.add(*[BIG] * 7)
     extents = shelf.store.log.segments.extents()
     assert len(extents) == 4
@@ -99,8 +103,7 @@ def test_only_complete_and_indexed_files_can_be_deleted():
 
 
 @pytest.mark.parametrize("restart", [None, "restart", "restart_cleanly"])
-def test_a_file_is_as_old_as_its_last_message(restart):
-    shelf = Shelf()
+def test_a_file_is_as_old_as_its_last_message(shelf, restart):
     for number in range(7):
         shelf.add(BIG, at_ms=START_MS + number)
     shelf.checkpoint()
@@ -110,8 +113,7 @@ def test_a_file_is_as_old_as_its_last_message(restart):
     assert [file.last_ms - START_MS for file in shelf.completed_files()] == [1, 3, 5]
 
 
-def test_the_age_of_a_file_does_not_depend_on_when_it_was_published():
-    shelf = Shelf()
+def test_the_age_of_a_file_does_not_depend_on_when_it_was_published(shelf):
     waiting = []
     for number in range(7):
         shelf.put(BIG, at_ms=START_MS + number)
@@ -122,8 +124,7 @@ def test_the_age_of_a_file_does_not_depend_on_when_it_was_published():
     assert [file.last_ms - START_MS for file in shelf.completed_files()] == [1, 3, 5]
 
 
-def test_deleting_a_file_removes_only_its_messages():
-    shelf = Shelf()
+def test_deleting_a_file_removes_only_its_messages(shelf):
     for number in range(8):
         shelf.add(b"%d" % number + BIG, keys="K")
     shelf.checkpoint()
@@ -137,8 +138,7 @@ def test_deleting_a_file_removes_only_its_messages():
     assert len(shelf.disk.names("index")) == len(shelf.disk.names("log"))
 
 
-def test_the_floors_after_a_deletion_are_computed_in_advance():
-    shelf = Shelf()
+def test_the_floors_after_a_deletion_are_computed_in_advance(shelf):
     for number in range(8):
         shelf.add(b"%d" % number + BIG, number=number % 2)
     shelf.add(b"small", topic="only here")
@@ -151,8 +151,7 @@ def test_the_floors_after_a_deletion_are_computed_in_advance():
         }
 
 
-def test_a_queue_with_all_messages_deleted_keeps_its_offsets():
-    shelf = Shelf()
+def test_a_queue_with_all_messages_deleted_keeps_its_offsets(shelf):
     shelf.add(b"a", b"b", b"c", topic="Quiet")
     shelf.add(*[BIG] * 5)
     shelf.checkpoint()
@@ -258,8 +257,7 @@ def test_a_write_that_fails_after_its_topic_was_deleted_hides_nothing(saved):
     check_bodies(saved, {2: b"two"})
 
 
-def test_a_topic_deleted_during_a_checkpoint_stays_deleted():
-    shelf = Shelf()
+def test_a_topic_deleted_during_a_checkpoint_stays_deleted(shelf):
     shelf.add(b"zero", b"one")
     pending = shelf.begin_checkpoint()
 
@@ -273,8 +271,7 @@ def test_a_topic_deleted_during_a_checkpoint_stays_deleted():
 # --- with the table of floors on the same disk ---
 
 
-def test_a_crash_anywhere_between_saving_floors_and_deleting_files_reuses_no_offset():
-    shelf = Shelf()
+def test_a_crash_anywhere_between_saving_floors_and_deleting_files_reuses_no_offset(shelf):
     Keeper(shelf.disk).save_floors({}, 0)
     shelf.add(b"a", topic="Quiet")
     shelf.add(*[BIG] * 6)
@@ -311,8 +308,7 @@ def test_a_full_disk_keeps_the_floors_it_has_and_the_files():
     assert len(shelf.bodies()) == 6
 
 
-def test_an_index_that_cannot_be_deleted_leaves_its_file_in_use():
-    shelf = Shelf()
+def test_an_index_that_cannot_be_deleted_leaves_its_file_in_use(shelf):
     shelf.add(*[b"%d" % number + BIG for number in range(6)])
     shelf.checkpoint()
     before = shelf.bodies()

@@ -63,7 +63,6 @@ async def test_the_list_filters_by_level_and_time_even_with_a_small_scan_budget(
     stage, /, monkeypatch
 ):
     monkeypatch.setattr(schedule, "BUDGET", 1)
-
     client = await stage.client()
     await fill(client)
     found, _, asked = await delayed(client, level=5)
@@ -93,8 +92,7 @@ async def test_due_and_recalled_messages_leave_the_list_also_after_a_restart(sta
     left, _, _ = await delayed(client)
     assert [entry.message_id for entry in left] == ["level-5", "level-5"]
 
-    await stage.kill()
-    await stage.start()
+    await stage.kill_and_start()
     client = await stage.client()
     left, _, _ = await delayed(client)
     assert [entry.message_id for entry in left] == ["level-5", "level-5"]

@@ -269,17 +269,19 @@ def test_a_broker_silent_for_two_minutes_is_forgotten(table):
     assert table.clusters().cluster_addr_table == {}
 
 
-def test_registering_again_restarts_the_two_minutes(table):
-    table.register(registration(), offer("T"), HERE, 100.0)
+@pytest.mark.parametrize(
+    "renew",
+    [
+        lambda table: table.register(registration(), offer("T"), HERE, 100.0),
+        lambda table: table.refresh("broker-a", A, 100.0),
+    ],
+    ids=["registering again", "a heartbeat"],
+)
+def test_registering_again_or_a_heartbeat_restarts_the_two_minutes(table, renew):
+    renew(table)
 
     assert table.expire(220.0) == []
     assert len(table.expire(220.1)) == 1
-
-
-def test_a_heartbeat_restarts_the_two_minutes(table):
-    table.refresh("broker-a", A, 100.0)
-
-    assert table.expire(220.0) == []
 
 
 def test_a_heartbeat_does_not_register_a_broker(table):

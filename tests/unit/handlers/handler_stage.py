@@ -312,3 +312,13 @@ def with_client(main, settings=SETTINGS, *, topic=None, run=in_world, **options)
 
     of_client.__qualname__ = main.__qualname__
     run(of_client, settings, **options)
+
+
+def in_world_with_client(main, settings=SETTINGS, *, topic=None, run=in_world, **options):
+    """Run a coroutine function of a stage and a client, who has created this topic."""
+
+    async def of_both(stage):
+        await main(stage, await stage.client(topic=topic))
+
+    of_both.__qualname__ = main.__qualname__
+    run(of_both, settings, **options)

@@ -12,6 +12,7 @@ from tests.unit.handlers.handler_stage import (
     batch_of,
     batching,
     in_world,
+    in_world_with_client,
     pulled,
     pulling,
     sending,
@@ -51,11 +52,10 @@ async def test_max_message_size_limits_single_messages_and_batches(client, /):
 
 
 @pytest.mark.parametrize(("asked", "made"), [(4, 3), (2, 2)])
-@run_by(in_world, conf("defaultTopicQueueNums=3"))
+@run_by(in_world_with_client, conf("defaultTopicQueueNums=3"))
 async def test_default_topic_queue_nums_limits_the_queues_of_a_topic_created_by_a_send(
-    stage, /, asked, made
+    stage, client, /, asked, made
 ):
-    client = await stage.client()
     await client.ok(SEND, sending("T", queues=asked), body=b"x")
     assert stage.broker.topics.get("T").config.write_queue_nums == made
 
@@ -149,9 +149,8 @@ def test_a_pull_of_an_empty_queue_is_held_as_the_polling_settings_say(lines, sec
     in_world(main, conf(*lines))
 
 
-@run_by(in_world, conf())
-async def test_long_polling_can_be_switched_off_while_the_broker_runs(stage, /):
-    client = await stage.client(topic="T")
+@run_by(in_world_with_client, conf(), topic="T")
+async def test_long_polling_can_be_switched_off_while_the_broker_runs(stage, client, /):
     await client.ok(CHANGE, body=java.dumps({"longPollingEnable": False}))
     began = stage.world.now()
     assert pulled(await client.ask(PULL, held("T", 0))).code == AT_END
@@ -222,11 +221,10 @@ async def test_exported_settings_start_a_broker_with_the_same_settings(stage, /)
         ("noSuchSetting", "1", "'noSuchSetting' is unknown"),
     ],
 )
-@run_by(in_world, conf())
+@run_by(in_world_with_client, conf())
 async def test_a_setting_that_cannot_change_at_run_time_is_refused_with_the_reason(
-    stage, /, name, value, says
+    stage, client, /, name, value, says
 ):
-    client = await stage.client()
     answer = await client.ask(CHANGE, body=java.dumps({name: value, "deleteWhen": "05"}))
     assert answer.code == NO_PERMISSION
     assert says in answer.remark

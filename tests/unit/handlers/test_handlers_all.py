@@ -3,7 +3,14 @@
 import pytest
 
 from tests.running import run_by
-from tests.unit.handlers.handler_stage import consumer, in_world, pulling, sending, with_client
+from tests.unit.handlers.handler_stage import (
+    consumer,
+    in_world,
+    in_world_with_client,
+    pulling,
+    sending,
+    with_client,
+)
 from txmq.protocol import command as commands
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import BINARY, JSON
@@ -77,9 +84,8 @@ async def test_one_way_requests_are_never_answered(client, /):
     assert await client.max_offset("T") == 1
 
 
-@run_by(in_world)
-async def test_an_answer_carries_the_opaque_of_its_request(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_an_answer_carries_the_opaque_of_its_request(stage, client, /):
     heard = []
 
     class Ear:
@@ -127,9 +133,8 @@ async def test_all_field_values_of_an_answer_are_strings(client, /):
         assert b'":"' in frame[1].split(b'"extFields":{', 1)[1]
 
 
-@run_by(in_world)
-async def test_a_stopping_broker_answers_the_requests_it_has_accepted(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_a_stopping_broker_answers_the_requests_it_has_accepted(stage, client, /):
     await client.beat(consumer("g", "T"))
     sent = [client.asking(10, sending("T"), body=b"x") for _ in range(20)]
     await client.topic("U")

@@ -8,6 +8,7 @@ from tests.running import run_by
 from tests.unit.handlers.handler_stage import (
     consumer,
     in_world,
+    in_world_with_client,
     subscription,
     with_client,
     with_topics,
@@ -59,9 +60,8 @@ async def test_a_heartbeat_is_answered_with_a_version_that_java_clients_accept(c
     assert await ids(client, "G") == ["10.0.0.5@1234#98765"]
 
 
-@run_by(in_world)
-async def test_a_heartbeat_creates_the_group_and_its_retry_topic(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_a_heartbeat_creates_the_group_and_its_retry_topic(stage, client, /):
     await client.beat(consumer("g", "T"))
 
     answer = await client.ok(RequestCode.GET_TOPIC_CONFIG, TopicHeader("%RETRY%g"))
@@ -279,9 +279,8 @@ async def test_producer_connections_of_a_group_are_shown(client, /):
     assert await client.code_of(PRODUCERS, NamedGroup()) == ERROR
 
 
-@run_by(in_world)
-async def test_producer_connections_of_all_groups_are_shown_at_once(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_producer_connections_of_all_groups_are_shown_at_once(stage, client, /):
     await client.beat(producers=["p", "q"])
     data = json.loads((await client.ok(ALL_PRODUCERS)).body)["data"]
 

@@ -17,6 +17,7 @@ from tests.unit.handlers.transaction_stage import (
     checks_heard,
     end,
     in_lives,
+    in_lives_with_client,
     prepare,
     quick,
     stay,
@@ -95,9 +96,8 @@ async def test_a_pull_stops_before_a_damaged_message_and_the_next_pull_names_it(
     assert behind.bodies == [b"%d" % number for number in range(11, 20)]
 
 
-@run_by(in_lives, DURABLE)
-async def test_messages_around_the_damage_are_served_after_a_restart(life, /):
-    client = await life.client()
+@run_by(in_lives_with_client, DURABLE)
+async def test_messages_around_the_damage_are_served_after_a_restart(life, client, /):
     await client.fill("T", 20)
     await life.restart()
     client = await life.client()
@@ -111,9 +111,8 @@ async def test_messages_around_the_damage_are_served_after_a_restart(life, /):
     assert (await client.pull("T", 11)).next == 20
 
 
-@run_by(in_lives, DURABLE)
-async def test_an_unreadable_sector_hides_only_the_messages_in_it(life, /):
-    client = await life.client()
+@run_by(in_lives_with_client, DURABLE)
+async def test_an_unreadable_sector_hides_only_the_messages_in_it(life, client, /):
     for number in range(12):
         await client.send("T", b"%d" % number * 1000)
     position, _ = place_of(life, "T", 6)
@@ -135,9 +134,8 @@ async def test_an_unreadable_sector_hides_only_the_messages_in_it(life, /):
 
 
 @pytest.mark.parametrize("kind", ["TAG", "SQL92"])
-@run_by(in_lives, replace(DURABLE, filter=FilterSettings(sql=True)))
-async def test_a_filtered_pull_stops_at_a_damaged_message(life, /, kind):
-    client = await life.client()
+@run_by(in_lives_with_client, replace(DURABLE, filter=FilterSettings(sql=True)))
+async def test_a_filtered_pull_stops_at_a_damaged_message(life, client, /, kind):
     for number in range(9):
         await client.send("T", b"%d" % number, TAGS="A" if number % 2 else "B", n=str(number))
     flip(life, "T", 5)
@@ -154,9 +152,8 @@ async def test_a_filtered_pull_stops_at_a_damaged_message(life, /, kind):
         assert (await client.pull("T", 0, tags="B")).bodies == [b"0", b"2", b"4", b"6", b"8"]
 
 
-@run_by(in_lives, DURABLE)
-async def test_a_pull_without_matches_moves_on_to_the_damaged_message(life, /):
-    client = await life.client()
+@run_by(in_lives_with_client, DURABLE)
+async def test_a_pull_without_matches_moves_on_to_the_damaged_message(life, client, /):
     for number in range(6):
         await client.send("T", b"%d" % number, TAGS="A" if number >= 3 else "B")
     flip(life, "T", 3)
@@ -166,9 +163,8 @@ async def test_a_pull_without_matches_moves_on_to_the_damaged_message(life, /):
     assert (await client.ask(PULL, pulling("T", 3, tags="A"))).code == ERROR
 
 
-@run_by(in_lives, DURABLE)
-async def test_damage_is_counted_and_reported_to_the_broker_set(life, /, caplog):
-    client = await life.client()
+@run_by(in_lives_with_client, DURABLE)
+async def test_damage_is_counted_and_reported_to_the_broker_set(life, client, /, caplog):
     await client.fill("T", 3)
     position = flip(life, "T", 1)
     found = []
@@ -184,9 +180,8 @@ async def test_damage_is_counted_and_reported_to_the_broker_set(life, /, caplog)
 # An operator has a group skip the damage
 
 
-@run_by(in_lives, DURABLE)
-async def test_a_group_skips_a_damaged_message_and_receives_all_others(life, /):
-    client = await life.client()
+@run_by(in_lives_with_client, DURABLE)
+async def test_a_group_skips_a_damaged_message_and_receives_all_others(life, client, /):
     await client.fill("T", 20)
     await create_group(client)
     flip(life, "T", 10)
@@ -207,9 +202,8 @@ async def test_a_group_skips_a_damaged_message_and_receives_all_others(life, /):
     assert (entry.fields["topic"], entry.fields["offset"]) == ("T", "10")
 
 
-@run_by(in_lives, DURABLE)
-async def test_a_skip_survives_a_kill_and_ends_when_its_group_is_deleted(life, /):
-    client = await life.client()
+@run_by(in_lives_with_client, DURABLE)
+async def test_a_skip_survives_a_kill_and_ends_when_its_group_is_deleted(life, client, /):
     await client.fill("T", 6)
     # A start reads everything again that no index covers.
     while await life.broker._flusher._make_checkpoint():
@@ -225,9 +219,8 @@ async def test_a_skip_survives_a_kill_and_ends_when_its_group_is_deleted(life, /
     assert (await client.ask(PULL, pulling("T", 3))).code == ERROR
 
 
-@run_by(in_lives, DURABLE)
-async def test_a_skipped_range_leaves_out_only_damaged_messages(life, /):
-    client = await life.client()
+@run_by(in_lives_with_client, DURABLE)
+async def test_a_skipped_range_leaves_out_only_damaged_messages(life, client, /):
     await client.fill("T", 9)
     await create_group(client)
     flip(life, "T", 3)
@@ -242,9 +235,8 @@ async def test_a_skipped_range_leaves_out_only_damaged_messages(life, /):
     assert delivered == [b"0", b"1", b"2", b"4", b"6", b"7", b"8"]
 
 
-@run_by(in_lives, DURABLE)
-async def test_a_skip_of_intact_or_missing_messages_is_refused_and_changes_nothing(life, /):
-    client = await life.client()
+@run_by(in_lives_with_client, DURABLE)
+async def test_a_skip_of_intact_or_missing_messages_is_refused_and_changes_nothing(life, client, /):
     await client.fill("T", 6)
     await create_group(client)
     flip(life, "T", 3)
@@ -264,9 +256,8 @@ async def test_a_skip_of_intact_or_missing_messages_is_refused_and_changes_nothi
     assert (await client.ask(PULL, pulling("T", 3))).code == ERROR
 
 
-@run_by(in_lives, DURABLE)
-async def test_a_damaged_retry_can_be_skipped_like_any_message(life, /):
-    client = await life.client()
+@run_by(in_lives_with_client, DURABLE)
+async def test_a_damaged_retry_can_be_skipped_like_any_message(life, client, /):
     await create_group(client)
     topic = "%RETRY%group"
     for number in range(3):
@@ -285,9 +276,8 @@ async def test_a_damaged_retry_can_be_skipped_like_any_message(life, /):
 
 
 @pytest.mark.parametrize("inside", [0, 4, 15, 27, 35, 88, -3], ids=str)
-@run_by(in_lives, DURABLE)
-async def test_a_query_by_key_omits_a_damaged_message_and_reports_it(life, /, inside):
-    client = await life.client()
+@run_by(in_lives_with_client, DURABLE)
+async def test_a_query_by_key_omits_a_damaged_message_and_reports_it(life, client, /, inside):
     for number in range(3):
         await client.send("T", b"%d" % number, KEYS=f"k only-{number}")
     position, size = place_of(life, "T", 1)
@@ -302,9 +292,8 @@ async def test_a_query_by_key_omits_a_damaged_message_and_reports_it(life, /, in
     assert (refused.code, f"position {position}" in refused.remark) == (ERROR, True)
 
 
-@run_by(in_lives, DURABLE)
-async def test_a_view_by_id_refuses_only_the_damaged_message(life, /):
-    client = await life.client()
+@run_by(in_lives_with_client, DURABLE)
+async def test_a_view_by_id_refuses_only_the_damaged_message(life, client, /):
     await client.fill("T", 3)
     flip(life, "T", 1)
     view = RequestCode.VIEW_MESSAGE_BY_ID
@@ -316,9 +305,8 @@ async def test_a_view_by_id_refuses_only_the_damaged_message(life, /):
     assert life.broker.store.damage.reads == 1
 
 
-@run_by(in_lives, DURABLE)
-async def test_a_search_by_time_passes_an_unreadable_sector(life, /):
-    client = await life.client()
+@run_by(in_lives_with_client, DURABLE)
+async def test_a_search_by_time_passes_an_unreadable_sector(life, client, /):
     for _ in range(12):
         await client.send("T", b"x" * 1000)
         await asyncio.sleep(1)
@@ -439,9 +427,8 @@ def test_a_damaged_delayed_message_is_logged_and_the_others_are_delivered(caplog
     assert "a message that is due cannot be read, and is left out" in caplog.text
 
 
-@run_by(in_lives, DURABLE)
-async def test_a_damaged_delayed_message_does_not_prevent_recalls_of_others(life, /):
-    client = await life.client()
+@run_by(in_lives_with_client, DURABLE)
+async def test_a_damaged_delayed_message_does_not_prevent_recalls_of_others(life, client, /):
     handles = []
     for number in range(2):
         answer = await client.send(

@@ -8,13 +8,13 @@ from tests.unit.handlers.handler_stage import (
     SETTINGS,
     batch_of,
     batching,
-    in_world,
+    in_world_with_client,
     pulled,
     pulling,
     sending,
     with_client,
 )
-from tests.unit.handlers.transaction_stage import DURABLE, in_lives, preparing
+from tests.unit.handlers.transaction_stage import DURABLE, in_lives, in_lives_with_client, preparing
 from txmq.protocol import recall
 from txmq.protocol import record as records
 from txmq.protocol.codes import RequestCode
@@ -46,9 +46,8 @@ async def arrival(client, topic, offset=0):
             return found.records[0]
 
 
-@run_by(in_world, within=4 * 3600.0)
-async def test_a_message_of_each_delay_level_is_delivered_on_time(stage, /):
-    client = await stage.client(topic="T")
+@run_by(in_world_with_client, within=4 * 3600.0, topic="T")
+async def test_a_message_of_each_delay_level_is_delivered_on_time(stage, client, /):
     waiting = []
     for level in range(1, len(LEVELS_S) + 1):
         body = f"later {level}".encode()
@@ -75,9 +74,8 @@ async def test_a_message_of_each_delay_level_is_delivered_on_time(stage, /):
         assert came.prepared_position == stored.position, level
 
 
-@run_by(in_world, within=600.0)
-async def test_timed_messages_are_delivered_in_the_order_of_their_times(stage, /):
-    client = await stage.client(topic="T")
+@run_by(in_world_with_client, within=600.0, topic="T")
+async def test_timed_messages_are_delivered_in_the_order_of_their_times(stage, client, /):
     now = stage.clock.wall_ms()
     wants = [now + 90_500, now + 1_234, now + 61_000, now + 1_999, now + 90_499, now + 3_000]
     for due in wants:
@@ -89,9 +87,8 @@ async def test_timed_messages_are_delivered_in_the_order_of_their_times(stage, /
     assert all(0 <= record.stored_ms - int(record.body) < 100 for record in came)
 
 
-@run_by(in_world)
-async def test_a_message_with_a_time_in_the_past_is_delivered_at_once(stage, /):
-    client = await stage.client(topic="T")
+@run_by(in_world_with_client, topic="T")
+async def test_a_message_with_a_time_in_the_past_is_delivered_at_once(stage, client, /):
     await client.send("T", b"at once", TIMER_DELIVER_MS=str(stage.clock.wall_ms()))
 
     assert (await client.pull("T")).bodies == [b"at once"]
@@ -106,10 +103,8 @@ async def test_a_message_with_a_time_in_the_past_is_delivered_at_once(stage, /):
         ({"DELAY": "9" * 20}, "a whole number"),
     ],
 )
-@run_by(in_world)
-async def test_an_invalid_or_too_long_delay_is_refused(stage, /, wish, complaint):
-    client = await stage.client(topic="T")
-
+@run_by(in_world_with_client, topic="T")
+async def test_an_invalid_or_too_long_delay_is_refused(stage, client, /, wish, complaint):
     answer = await client.ask(RequestCode.SEND_MESSAGE, sending("T", **wish), body=b"x")
 
     assert answer.code == 13
@@ -127,9 +122,8 @@ async def test_a_delay_level_above_the_highest_counts_as_the_highest(client, /):
     assert (await client.pull(SCHEDULE, queue=1)).bodies == [b"body"]
 
 
-@run_by(in_world)
-async def test_a_recalled_message_is_not_delivered(stage, /):
-    client = await stage.client(topic="T")
+@run_by(in_world_with_client, topic="T")
+async def test_a_recalled_message_is_not_delivered(stage, client, /):
     sent = [
         (await client.send("T", b"%d" % n, TIMER_DELAY_SEC="30", UNIQ_KEY=f"u{n}")).read(SendAnswer)
         for n in range(3)
@@ -181,9 +175,8 @@ async def go_down(life, end):
 
 
 @ENDS
-@run_by(in_lives, DURABLE)
-async def test_delayed_messages_survive_a_restart_and_are_delivered_once(life, /, end):
-    client = await life.client(topic="T")
+@run_by(in_lives_with_client, DURABLE, topic="T")
+async def test_delayed_messages_survive_a_restart_and_are_delivered_once(life, client, /, end):
     dues = {}
     for seconds in (3, 30, 40, 50, 60):
         dues[f"{seconds}"] = life.clock.wall_ms() + seconds * 1000
@@ -291,10 +284,8 @@ WISHES = pytest.mark.parametrize(
 
 
 @WISHES
-@run_by(in_world)
-async def test_a_half_message_with_a_delay_is_refused(stage, /, wish):
-    client = await stage.client(topic="T")
-
+@run_by(in_world_with_client, topic="T")
+async def test_a_half_message_with_a_delay_is_refused(stage, client, /, wish):
     answer = await client.ask(RequestCode.SEND_MESSAGE, preparing(**wish), body=b"half")
 
     assert (answer.code, "cannot be delayed" in answer.remark) == (13, True)
@@ -302,9 +293,8 @@ async def test_a_half_message_with_a_delay_is_refused(stage, /, wish):
 
 
 @WISHES
-@run_by(in_world)
-async def test_a_batch_with_a_delay_is_refused(stage, /, wish):
-    client = await stage.client(topic="T")
+@run_by(in_world_with_client, topic="T")
+async def test_a_batch_with_a_delay_is_refused(stage, client, /, wish):
     ask, code = client.ask, RequestCode.SEND_BATCH_MESSAGE
 
     answers = [
@@ -326,9 +316,8 @@ async def test_clients_cannot_send_to_or_delete_the_topics_of_waiting_messages(c
         assert await client.code_of(RequestCode.DELETE_TOPIC_IN_BROKER, gone) != 0
 
 
-@run_by(in_lives, DURABLE)
-async def test_a_recreated_topic_holds_delayed_messages_due_while_it_was_deleted(life, /):
-    client = await life.client()
+@run_by(in_lives_with_client, DURABLE)
+async def test_a_recreated_topic_holds_delayed_messages_due_while_it_was_deleted(life, client, /):
     await client.topic("T", 2)
     await client.send("T", b"before", queue=1)
     handle = await send_later(client, "later", DELAY="1")
@@ -379,9 +368,8 @@ async def test_an_invalid_recall_handle_is_refused(client, /, handle):
     assert await client.code_of(RequestCode.RECALL_MESSAGE, header) in (1, 604)
 
 
-@run_by(in_world)
-async def test_a_recall_handle_is_valid_only_for_its_own_topic_and_broker(stage, /):
-    client = await stage.client(topic="T")
+@run_by(in_world_with_client, topic="T")
+async def test_a_recall_handle_is_valid_only_for_its_own_topic_and_broker(stage, client, /):
     await client.topic("U")
     handle = await send_later(client, "u", DELAY="3")
     foreign = recall.encode(recall.decode(handle)._replace(broker="elsewhere"))

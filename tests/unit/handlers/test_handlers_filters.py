@@ -10,6 +10,7 @@ from tests.unit.handlers.handler_stage import (
     batching,
     consumer,
     in_world,
+    in_world_with_client,
     pulled,
     pulling,
     sending,
@@ -248,9 +249,8 @@ async def test_delayed_messages_are_filtered_when_they_are_delivered(client, /):
 # Waiting
 
 
-@run_by(in_world, WITH_SQL)
-async def test_messages_that_do_not_match_do_not_end_a_held_pull(stage, /):
-    client = await stage.client(topic="T")
+@run_by(in_world_with_client, WITH_SQL, topic="T")
+async def test_messages_that_do_not_match_do_not_end_a_held_pull(stage, client, /):
     held = client.asking(PULL, pulling("T", **by_sql("a > 5"), hold_ms=15_000))
     await numbered(client, 1, 2)
     assert not held.done()
@@ -294,9 +294,8 @@ async def test_large_messages_that_do_not_match_are_scanned_in_several_pulls(cli
     assert (second.code, second.bodies) == (FOUND, [b"6"])
 
 
-@run_by(in_world, WITH_SQL)
-async def test_pulls_whose_filters_exceed_the_memory_limit_are_answered_at_once(stage, /):
-    client = await stage.client(topic="T")
+@run_by(in_world_with_client, WITH_SQL, topic="T")
+async def test_pulls_whose_filters_exceed_the_memory_limit_are_answered_at_once(stage, client, /):
     pulls = stage.broker._pulls
     pulls._held_chars = 4 * 1024 * 1024 - 10
     assert (await client.pull("T", **by_sql("a > 5 AND a < 9"), hold_ms=15_000)).code == AT_END
@@ -346,10 +345,9 @@ async def test_a_held_pull_is_served_after_its_group_has_left(stage, /):
     assert pulled(await held).bodies == [b"6"]
 
 
-@run_by(in_world, WITH_SQL)
-async def test_conditions_from_heartbeats_count_towards_the_limit_of_held_pulls(stage, /):
+@run_by(in_world_with_client, WITH_SQL, topic="T")
+async def test_conditions_from_heartbeats_count_towards_the_limit_of_held_pulls(stage, client, /):
     """A group may change its condition with every heartbeat, and hold a pull for each."""
-    client = await stage.client(topic="T")
     pulls = stage.broker._pulls
     pulls._held_chars = 4 * 1024 * 1024 - 10
     await client.beat(subscribing(expression="a > 5 AND a < 9"))

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.running import run_by
-from tests.unit.handlers.handler_stage import in_world, with_client
+from tests.unit.handlers.handler_stage import in_world, in_world_with_client, with_client
 from tests.unit.handlers.transaction_stage import in_lives
 from txmq.protocol.bodies import GroupConfig, GroupConfigList, GroupConfigs
 from txmq.protocol.command import BINARY, JSON
@@ -112,9 +112,8 @@ async def test_deleting_an_unknown_group_succeeds(stage, /):
     await (await stage.client()).ok(DELETE, DeleteGroup("g"))
 
 
-@run_by(in_world)
-async def test_deleting_a_group_removes_its_counters(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_deleting_a_group_removes_its_counters(stage, client, /):
     await client.send("T")
     await client.pull("T", group="g")
     assert stage.broker.statistics.find("GROUP_GET_NUMS", "T@g")
@@ -123,9 +122,8 @@ async def test_deleting_a_group_removes_its_counters(stage, /):
     assert stage.broker.statistics.find("GROUP_GET_NUMS", "T@g") is None
 
 
-@run_by(in_world)
-async def test_a_confirmed_group_change_is_durable(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_a_confirmed_group_change_is_durable(stage, client, /):
     await client.ok(PUT, body=GroupConfig("g", retry_max_times=2).write())
     assert b'"retryMaxTimes": 2' in stage.disk.durable("config/groups.json")
     await client.fill("T", 5)
@@ -136,9 +134,8 @@ async def test_a_confirmed_group_change_is_durable(stage, /):
     assert b"T@g" not in stage.disk.durable("config/offsets.json")
 
 
-@run_by(in_world)
-async def test_a_group_change_that_cannot_be_saved_is_refused(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_a_group_change_that_cannot_be_saved_is_refused(stage, client, /):
     stage.disk.fail_writes(1)
     assert await client.code_of(PUT, body=GroupConfig("g").write()) == ERROR
     await client.ok(PUT, body=GroupConfig("g").write())

@@ -3,8 +3,14 @@
 import pytest
 
 from tests.running import run_by
-from tests.unit.handlers.handler_stage import in_world, queue, with_client, with_topics
-from tests.unit.handlers.transaction_stage import in_lives
+from tests.unit.handlers.handler_stage import (
+    in_world,
+    in_world_with_client,
+    queue,
+    with_client,
+    with_topics,
+)
+from tests.unit.handlers.transaction_stage import in_lives_with_client
 from txmq.limits import YOUNG_LOG_BYTES
 from txmq.protocol.bodies import ConsumerOffsets, LockedQueues, LockRequest
 from txmq.protocol.codes import RequestCode
@@ -39,10 +45,9 @@ async def test_a_committed_offset_is_returned_even_if_it_went_back(client, /):
     assert await client.committed("g", "T") == 3
 
 
-@run_by(in_world)
-async def test_a_commit_beyond_the_end_of_the_queue_is_cut_to_the_end(stage, /):
+@run_by(in_world_with_client, topic="T")
+async def test_a_commit_beyond_the_end_of_the_queue_is_cut_to_the_end(stage, client, /):
     """An offset beyond the end would hide the messages that come next."""
-    client = await stage.client(topic="T")
     await client.fill("T", 3)
     await client.commit("g", "T", 0, 2**40)
     await client.commit("g", "unknown", 0, 5)
@@ -96,10 +101,9 @@ def log_that_ends(log, end):
 
 
 @pytest.mark.parametrize("offset", [-1, -(2**63)])
-@run_by(in_world)
-async def test_a_commit_of_a_negative_offset_is_ignored(stage, /, offset):
+@run_by(in_world_with_client)
+async def test_a_commit_of_a_negative_offset_is_ignored(stage, client, /, offset):
     """The Node client says -1 where it has consumed nothing yet."""
-    client = await stage.client()
     await client.fill("T", 5)
     await client.commit("g", "T", 0, offset)
     await client.commit("h", "T", 0, 5)
@@ -212,9 +216,8 @@ async def test_a_time_has_the_offset_of_the_message_at_its_boundary(stage, /, bo
         assert await offset_of(client, BY_TIME, header) == expected, second
 
 
-@run_by(in_world)
-async def test_of_two_equally_near_messages_the_earlier_is_found(stage, /):
-    client = await stage.client(topic="T")
+@run_by(in_world_with_client, topic="T")
+async def test_of_two_equally_near_messages_the_earlier_is_found(stage, client, /):
     await client.send("T")
     await stage.passes(2.0)
     await client.send("T")
@@ -312,9 +315,8 @@ async def test_unknown_fields_of_a_rocketmq_5_lock_request_are_ignored(client, /
     assert answer.body == (b'{"lockOKMQSet":[{"brokerName":"broker-a","queueId":0,"topic":"T"}]}')
 
 
-@run_by(in_lives)
-async def test_offsets_of_a_group_survive_a_restart(life, /):
-    client = await life.client()
+@run_by(in_lives_with_client)
+async def test_offsets_of_a_group_survive_a_restart(life, client, /):
     await client.fill("T", 7)
     await client.commit("g", "T", 0, 7)
     await life.restart()

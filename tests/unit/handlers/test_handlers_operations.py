@@ -4,7 +4,7 @@ import pytest
 
 from tests.running import run_by
 from tests.unit.handlers.handler_stage import in_world, with_client
-from tests.unit.handlers.transaction_stage import DURABLE, in_lives
+from tests.unit.handlers.transaction_stage import DURABLE, in_lives_with_client
 from txmq.protocol import java
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import RecallMessage
@@ -77,9 +77,8 @@ async def test_the_list_filters_by_level_and_time_even_with_a_small_scan_budget(
         assert code == INVALID
 
 
-@run_by(in_lives, DURABLE)
-async def test_due_and_recalled_messages_leave_the_list_also_after_a_restart(stage, /):
-    client = await stage.client()
+@run_by(in_lives_with_client, DURABLE)
+async def test_due_and_recalled_messages_leave_the_list_also_after_a_restart(stage, client, /):
     await fill(client)
     await stage.passes(15)
     found, _, _ = await delayed(client)

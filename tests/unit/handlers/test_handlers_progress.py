@@ -6,7 +6,14 @@ import re
 import pytest
 
 from tests.running import run_by
-from tests.unit.handlers.handler_stage import consumer, in_world, queue, subscription, with_client
+from tests.unit.handlers.handler_stage import (
+    consumer,
+    in_world,
+    in_world_with_client,
+    queue,
+    subscription,
+    with_client,
+)
 from txmq.protocol import fastjson
 from txmq.protocol.bodies import (
     ConsumerRegistration,
@@ -123,9 +130,8 @@ async def test_progress_of_an_online_group_omits_topics_it_no_longer_subscribes_
     assert {message_queue.topic for message_queue in await pairs(other, "g")} == {"T", "U"}
 
 
-@run_by(in_world)
-async def test_the_consume_rate_of_a_group_covers_the_last_minute(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_the_consume_rate_of_a_group_covers_the_last_minute(stage, client, /):
     await client.fill("T", 30)
     await stage.passes(120)
     await client.pull("T", group="g", commit=0)
@@ -141,9 +147,8 @@ async def test_the_consume_rate_of_a_group_covers_the_last_minute(stage, /):
 # 317
 
 
-@run_by(in_world)
-async def test_the_progress_of_all_groups_is_shown_by_topic_with_the_total_lag(stage, /):
-    client = await stage.client(topic="T")
+@run_by(in_world_with_client, topic="T")
+async def test_the_progress_of_all_groups_is_shown_by_topic_with_the_total_lag(stage, client, /):
     await client.topic("O", order=True)
     await client.fill("T", 5)
     await client.fill("O", 3)
@@ -180,9 +185,8 @@ async def test_the_consumers_of_a_topic_are_the_groups_online_or_with_offsets(cl
     assert answer.body == b'{"groupList":[]}'
 
 
-@run_by(in_world)
-async def test_the_topics_of_a_group_are_those_with_committed_offsets(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_the_topics_of_a_group_are_those_with_committed_offsets(stage, client, /):
     await client.fill("U", 1)
     await client.fill("T", 1)
     await client.commit("g", "U", 0, 1)
@@ -209,9 +213,8 @@ async def test_the_subscription_of_a_group_to_a_topic_is_answered(client, /):
 # 303
 
 
-@run_by(in_world)
-async def test_the_delay_of_a_group_is_the_age_of_its_next_message(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_the_delay_of_a_group_is_the_age_of_its_next_message(stage, client, /):
     await client.topic("T", 2)
     for _ in range(3):
         await client.send("T")
@@ -270,11 +273,10 @@ async def test_cloning_offsets_moves_a_group_to_the_offsets_of_another(stage, /,
 
 
 @pytest.mark.parametrize(("offline", "moved"), [(False, []), (True, ["T"])])
-@run_by(in_world)
+@run_by(in_world_with_client, topic="T")
 async def test_offsets_of_topics_an_online_group_left_are_cloned_only_on_request(
-    stage, /, offline, moved
+    stage, client, /, offline, moved
 ):
-    client = await stage.client(topic="T")
     await client.commit("from", "T", 0, 5)
     await client.beat(consumer("from", "U"))
     await client.ok(CLONE, CloneOffset("from", "to", None, offline))
@@ -338,9 +340,8 @@ async def test_a_query_of_the_entries_of_a_missing_queue_is_an_error(client, /, 
     assert await client.code_of(ENTRIES, QueueEntriesQuery(topic, number, 0, 1)) == ERROR
 
 
-@run_by(in_world)
-async def test_entries_before_and_after_a_checkpoint_are_shown_together(stage, /):
-    client = await stage.client(topic="T")
+@run_by(in_world_with_client, topic="T")
+async def test_entries_before_and_after_a_checkpoint_are_shown_together(stage, client, /):
     await client.fill("T", 2)
     await stage.broker._flusher.drain()
     await client.fill("T", 2)

@@ -12,6 +12,7 @@ from tests.unit.handlers.handler_stage import (
     batching,
     consumer,
     in_world,
+    in_world_with_client,
     pulled,
     pulling,
     sending,
@@ -215,9 +216,8 @@ async def test_a_pull_can_commit_the_offset_of_its_group(client, /):
 
 
 @pytest.mark.parametrize(("topic", "commit"), [("T", -1), ("unknown", 5)])
-@run_by(in_world)
-async def test_a_pull_that_commits_an_invalid_offset_stores_none(stage, /, topic, commit):
-    client = await stage.client(topic="T")
+@run_by(in_world_with_client, topic="T")
+async def test_a_pull_that_commits_an_invalid_offset_stores_none(stage, client, /, topic, commit):
     await client.pull(topic, commit=commit)
 
     assert stage.broker.offsets.get("group", topic, 0) is None
@@ -226,9 +226,8 @@ async def test_a_pull_that_commits_an_invalid_offset_stores_none(stage, /, topic
 # Holding
 
 
-@run_by(in_world)
-async def test_a_pull_at_the_end_of_a_queue_is_held_until_its_timeout(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_a_pull_at_the_end_of_a_queue_is_held_until_its_timeout(stage, client, /):
     await client.fill("T", 2)
     began = stage.world.now()
     found = await client.pull("T", 2, hold_ms=15_000)
@@ -238,27 +237,24 @@ async def test_a_pull_at_the_end_of_a_queue_is_held_until_its_timeout(stage, /):
 
 
 @pytest.mark.parametrize("given", [{}, {"flags": PullFlag.SUSPEND}])
-@run_by(in_world)
-async def test_a_pull_without_a_hold_time_is_answered_at_once(stage, /, given):
-    client = await stage.client(topic="T")
+@run_by(in_world_with_client, topic="T")
+async def test_a_pull_without_a_hold_time_is_answered_at_once(stage, client, /, given):
     began = stage.world.now()
 
     assert (await client.pull("T", **given)).code == AT_END
     assert stage.world.now() - began < 0.1
 
 
-@run_by(in_world, replace(SETTINGS, hold_max=Duration(3.0)))
-async def test_no_pull_is_held_longer_than_the_broker_allows(stage, /):
-    client = await stage.client(topic="T")
+@run_by(in_world_with_client, replace(SETTINGS, hold_max=Duration(3.0)), topic="T")
+async def test_no_pull_is_held_longer_than_the_broker_allows(stage, client, /):
     began = stage.world.now()
 
     assert (await client.pull("T", hold_ms=3_600_000)).code == AT_END
     assert 3.0 <= stage.world.now() - began < 3.1
 
 
-@run_by(in_world)
-async def test_a_shorter_wait_that_begins_later_ends_first(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_a_shorter_wait_that_begins_later_ends_first(stage, client, /):
     await client.topic("T", 2)
     long = client.asking(PULL, pulling("T", hold_ms=20_000))
     began = stage.world.now()
@@ -304,9 +300,8 @@ async def test_a_new_message_wakes_all_held_pulls_of_its_queue(stage, /):
     assert stage.broker._pulls.held == 0
 
 
-@run_by(in_world)
-async def test_a_message_that_does_not_match_leaves_the_pull_held(stage, /):
-    client = await stage.client(topic="T")
+@run_by(in_world_with_client, topic="T")
+async def test_a_message_that_does_not_match_leaves_the_pull_held(stage, client, /):
     held = client.asking(PULL, pulling("T", tags="A", hold_ms=15_000))
     await tagged(client, "B", "C")
     assert not held.done()
@@ -326,10 +321,9 @@ async def test_a_held_pull_that_expires_returns_the_offset_it_has_reached(client
     assert (found.code, found.next) == (AT_END, 2)
 
 
-@run_by(in_world)
-async def test_a_held_pull_ends_when_more_messages_arrive_than_one_scan_covers(stage, /):
+@run_by(in_world_with_client, topic="T")
+async def test_a_held_pull_ends_when_more_messages_arrive_than_one_scan_covers(stage, client, /):
     """A later one may match, and no further arrival would wake the pull for it."""
-    client = await stage.client(topic="T")
     held = client.asking(PULL, pulling("T", tags="A", hold_ms=15_000))
     await client.max_offset("T")
     began = stage.world.now()
@@ -341,9 +335,8 @@ async def test_a_held_pull_ends_when_more_messages_arrive_than_one_scan_covers(s
     assert stage.world.now() - began < 1.0
 
 
-@run_by(in_world)
-async def test_messages_that_do_not_match_do_not_extend_the_hold_time(stage, /):
-    client = await stage.client(topic="T")
+@run_by(in_world_with_client, topic="T")
+async def test_messages_that_do_not_match_do_not_extend_the_hold_time(stage, client, /):
     began = stage.world.now()
     held = client.asking(PULL, pulling("T", tags="A", hold_ms=5_000))
     for _ in range(4):
@@ -382,9 +375,8 @@ async def test_a_held_pull_is_dropped_when_its_connection_closes(stage, /):
     assert (await sender.pull("T")).code == FOUND
 
 
-@run_by(in_world)
-async def test_a_stopping_broker_answers_held_pulls(stage, /):
-    client = await stage.client(topic="T")
+@run_by(in_world_with_client, topic="T")
+async def test_a_stopping_broker_answers_held_pulls(stage, client, /):
     held = client.asking(PULL, pulling("T", hold_ms=15_000))
     await client.max_offset("T")
     await stage.broker.stop()
@@ -392,25 +384,21 @@ async def test_a_stopping_broker_answers_held_pulls(stage, /):
     assert (await held).code == AT_END
 
 
-@run_by(in_world)
-async def test_a_pull_beyond_the_limit_of_held_pulls_is_answered_at_once(stage, /):
-    client = await stage.client(topic="T")
+@run_by(in_world_with_client, topic="T")
+async def test_a_pull_beyond_the_limit_of_held_pulls_is_answered_at_once(stage, client, /):
     stage.broker._pulls._holds._limit = 0
 
     assert (await client.pull("T", hold_ms=15_000)).code == AT_END
 
 
-@run_by(in_world)
-async def test_a_one_way_pull_is_neither_held_nor_answered(stage, /):
-    client = await stage.client(topic="T")
-
+@run_by(in_world_with_client, topic="T")
+async def test_a_one_way_pull_is_neither_held_nor_answered(stage, client, /):
     assert await client.is_silent(PULL, pulling("T", hold_ms=15_000), oneway=True)
     assert stage.broker._pulls.held == 0
 
 
-@run_by(in_world)
-async def test_a_read_error_is_answered_to_the_held_pull_of_that_queue_only(stage, /):
-    client = await stage.client(topic="T")
+@run_by(in_world_with_client, topic="T")
+async def test_a_read_error_is_answered_to_the_held_pull_of_that_queue_only(stage, client, /):
     await client.send("U", b"good")
     held = client.asking(PULL, pulling("T", hold_ms=15_000))
     await client.max_offset("T")
@@ -426,9 +414,8 @@ async def test_a_read_error_is_answered_to_the_held_pull_of_that_queue_only(stag
 # What is counted
 
 
-@run_by(in_world)
-async def test_delivered_messages_and_pull_results_are_counted(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_delivered_messages_and_pull_results_are_counted(stage, client, /):
     await client.fill("T", 3)
     found = await client.pull("T")
     await client.pull("T", 3)

@@ -6,7 +6,7 @@ from itertools import islice
 import pytest
 
 from tests.running import run_by
-from tests.unit.handlers.handler_stage import in_world, with_client
+from tests.unit.handlers.handler_stage import in_world, in_world_with_client, with_client
 from txmq.protocol import record as records
 from txmq.protocol.command import BINARY, JSON, fields_of
 from txmq.protocol.headers import MessagePosition, MessageQuery, QueryAnswer, SendAnswer
@@ -72,9 +72,8 @@ async def test_keys_whose_hashes_collide_are_told_apart(stage, /):
     assert await found(client, "T", alike) == [b"1"]
 
 
-@run_by(in_world)
-async def test_a_query_by_key_returns_only_messages_in_the_time_range(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_a_query_by_key_returns_only_messages_in_the_time_range(stage, client, /):
     times = []
     for body in (b"1", b"2", b"3"):
         await client.send("T", body, KEYS="k")

@@ -416,17 +416,10 @@ async def test_a_reset_needs_a_committed_offset_in_every_queue(stage, /):
 @pytest.mark.parametrize(
     ("number", "offset", "found"),
     [
-        (1, 3, {1: 3}),
-        (1, 0, {1: 0}),
-        (1, 5, {1: 5}),
-        (1, None, {1: 5}),
-        (1, -1, {1: 5}),
-        (-1, 3, {0: 5, 1: 5}),
-        (None, None, {0: 5, 1: 5}),
-        (1, 6, ERROR),
-        (2, 0, ERROR),
+        (1, 3, {1: 3}), (1, 0, {1: 0}), (1, 5, {1: 5}), (1, None, {1: 5}), (1, -1, {1: 5}),
+        (-1, 3, {0: 5, 1: 5}), (None, None, {0: 5, 1: 5}), (1, 6, ERROR), (2, 0, ERROR),
     ],
-)
+)  # fmt: skip
 @run_by(in_world)
 async def test_a_reset_from_rocketmq_5_tools_can_name_a_queue_and_an_offset(
     stage, /, number, offset, found

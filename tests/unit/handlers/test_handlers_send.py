@@ -15,6 +15,7 @@ from tests.unit.handlers.handler_stage import (
     batch_of,
     batching,
     in_world,
+    in_world_with_client,
     sending,
     with_client,
     with_topics,
@@ -91,9 +92,8 @@ async def test_the_answer_to_a_send_has_all_fields_that_java_clients_require(cli
     assert (fields["MSG_REGION"], fields["TRACE_ON"]) == ("DefaultRegion", "true")
 
 
-@run_by(in_world)
-async def test_a_stored_record_names_its_sender_its_broker_and_its_time(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_a_stored_record_names_its_sender_its_broker_and_its_time(stage, client, /):
     before = stage.clock.wall_ms()
     result = (await client.send("T")).read(SendAnswer)
 
@@ -105,9 +105,8 @@ async def test_a_stored_record_names_its_sender_its_broker_and_its_time(stage, /
     assert position_in(result.msg_id) == record.position
 
 
-@run_by(in_world)
-async def test_queue_offsets_are_consecutive_and_store_times_never_go_back(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_queue_offsets_are_consecutive_and_store_times_never_go_back(stage, client, /):
     await client.fill("T", 20)
     stage.clock.jump(-60)
     await client.fill("T", 5)
@@ -159,9 +158,8 @@ async def test_a_sender_with_an_ipv6_address_is_stored_in_full(stage, /):
 # The order of the checks
 
 
-@run_by(in_world)
-async def test_1_a_stopping_broker_refuses_sends(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_1_a_stopping_broker_refuses_sends(stage, client, /):
     stage.broker.admission.set_cause("stopping", "the broker is stopping")
 
     answer = await client.ask(SEND, sending("a b"), body=b"x")
@@ -254,17 +252,15 @@ async def test_7_a_send_to_the_retry_topic_of_an_unknown_group_is_refused(client
     assert await client.code_of(SEND, sending("%RETRY%g"), body=b"x") == NO_GROUP
 
 
-@run_by(in_world)
-async def test_7_a_send_to_a_retry_topic_creates_its_group_where_allowed(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_7_a_send_to_a_retry_topic_creates_its_group_where_allowed(stage, client, /):
     await client.send("%RETRY%g")
 
     assert stage.broker.groups.find("g")
 
 
-@run_by(in_world)
-async def test_7_a_send_to_an_existing_retry_topic_does_not_change_it(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_7_a_send_to_an_existing_retry_topic_does_not_change_it(stage, client, /):
     await client.send("%RETRY%g")
     state = stage.broker.topics.version
     saved = []
@@ -398,12 +394,10 @@ async def test_10_a_batch_for_a_retry_topic_is_illegal(client, /):
     ],
     ids=["empty", "large", "long property", "long id", "long group of a half", "long topic"],
 )
-@run_by(in_world, with_topics(message_size_max=1000))
+@run_by(in_world_with_client, with_topics(message_size_max=1000), topic="T")
 async def test_a_message_out_of_bounds_is_refused_and_keeps_the_connection_open(
-    stage, /, kind, topic, props, body, code
+    stage, client, /, kind, topic, props, body, code
 ):
-    client = await stage.client(topic="T")
-
     refused = await client.ask(SEND, sending(topic, **props), body=body, kind=kind)
 
     assert refused.code == code
@@ -436,9 +430,8 @@ async def test_a_send_without_a_required_field_is_an_error_that_names_it(client,
 # The outcome of a send
 
 
-@run_by(in_world, replace(SETTINGS, store=StoreSettings(flush="sync")))
-async def test_with_sync_flush_a_send_is_answered_after_the_sync(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client, replace(SETTINGS, store=StoreSettings(flush="sync")))
+async def test_with_sync_flush_a_send_is_answered_after_the_sync(stage, client, /):
     await client.send("T")
     assert stage.broker.store.log.durable == stage.broker.store.log.end
 
@@ -456,9 +449,8 @@ async def test_a_failed_write_is_answered_unavailable_and_its_offset_is_reused(s
     assert [record.body for record in await stored(client, "T")] == [b"first", b"second"]
 
 
-@run_by(in_world)
-async def test_sends_are_refused_while_the_disk_is_too_full(stage, /):
-    client = await stage.client(topic="T")
+@run_by(in_world_with_client, topic="T")
+async def test_sends_are_refused_while_the_disk_is_too_full(stage, client, /):
     stage.broker.admission.set_cause("disk", "the disk is more than 90% full")
     assert await client.code_of(SEND, sending("T"), body=b"x") == UNAVAILABLE
     stage.broker.admission.clear_cause("disk")

@@ -6,7 +6,14 @@ import pytest
 from msgspec.structs import replace
 
 from tests.running import run_by
-from tests.unit.handlers.handler_stage import SETTINGS, in_world, sending, with_client, with_topics
+from tests.unit.handlers.handler_stage import (
+    SETTINGS,
+    in_world,
+    in_world_with_client,
+    sending,
+    with_client,
+    with_topics,
+)
 from txmq.protocol import java
 from txmq.protocol.command import BINARY, JSON
 from txmq.protocol.headers import BrokerConfigAnswer
@@ -156,21 +163,14 @@ async def test_dependent_settings_can_be_changed_by_one_request(client, /):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("deleteWhen", "25"),
-        ("deleteWhen", "four"),
-        ("fileReservedTime", "0"),
-        ("fileReservedTime", "3d"),
-        ("diskMaxUsedSpaceRatio", "150"),
-        ("diskMaxUsedSpaceRatio", ""),
-        ("autoCreateTopicEnable", "yes"),
-        ("transactionTimeOut", "0"),
-        ("transactionCheckInterval", "60s"),
-        ("transactionCheckMax", "0"),
+        ("deleteWhen", "25"), ("deleteWhen", "four"), ("fileReservedTime", "0"),
+        ("fileReservedTime", "3d"), ("diskMaxUsedSpaceRatio", "150"), ("diskMaxUsedSpaceRatio", ""),
+        ("autoCreateTopicEnable", "yes"), ("transactionTimeOut", "0"),
+        ("transactionCheckInterval", "60s"), ("transactionCheckMax", "0"),
     ],
-)
-@run_by(in_world)
-async def test_an_invalid_value_changes_no_setting(stage, /, name, text):
-    client = await stage.client()
+)  # fmt: skip
+@run_by(in_world_with_client)
+async def test_an_invalid_value_changes_no_setting(stage, client, /, name, text):
     before = stage.broker.settings
     answer = await change(client, **{name: text, "diskSpaceWarningLevelRatio": "95"})
 
@@ -219,9 +219,8 @@ async def test_an_empty_change_is_accepted_and_a_malformed_one_an_error(client, 
     assert await client.code_of(CHANGE, body=body) == code
 
 
-@run_by(in_world, with_topics(auto_create=False))
-async def test_a_change_of_topic_auto_creation_takes_effect_at_once(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client, with_topics(auto_create=False))
+async def test_a_change_of_topic_auto_creation_takes_effect_at_once(stage, client, /):
     assert await client.code_of(10, sending("T"), body=b"x") == NO_TOPIC
     assert (await change(client, autoCreateTopicEnable="true")).code == 0
     await client.send("T")
@@ -230,9 +229,8 @@ async def test_a_change_of_topic_auto_creation_takes_effect_at_once(stage, /):
     assert await client.code_of(10, sending("U"), body=b"x") == NO_TOPIC
 
 
-@run_by(in_world, with_topics(auto_create=False))
-async def test_a_change_whose_effects_cannot_be_saved_is_refused(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client, with_topics(auto_create=False))
+async def test_a_change_whose_effects_cannot_be_saved_is_refused(stage, client, /):
     stage.disk.fail_writes(1)
     assert (await change(client, autoCreateTopicEnable="true")).code != 0
     assert (await shown(client))["autoCreateTopicEnable"] == "false"

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.running import run_by
-from tests.unit.handlers.handler_stage import SETTINGS, in_world, with_client
+from tests.unit.handlers.handler_stage import SETTINGS, in_world, in_world_with_client, with_client
 from txmq.limits import SPAN_BYTES_MAX
 from txmq.protocol.bodies import CounterView, TextTable
 from txmq.protocol.command import BINARY, JSON
@@ -79,9 +79,8 @@ async def test_values_with_units_can_be_parsed_as_monitoring_tools_do(stage, /):
     assert all(":" in part for part in table["putMessageDistributeTime"].split())
 
 
-@run_by(in_world)
-async def test_the_runtime_table_shows_the_figures_of_this_broker(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_the_runtime_table_shows_the_figures_of_this_broker(stage, client, /):
     assert (await runtime(client))["earliestMessageTimeStamp"] == "-1"
     await client.fill("T", 3)
     (first, *_) = (await client.pull("T")).records
@@ -121,9 +120,8 @@ async def test_rates_cover_ten_seconds_one_minute_and_ten_minutes(stage, /):
     assert table["getTotalTps"] == table["getFoundTps"]
 
 
-@run_by(in_world)
-async def test_daily_totals_move_on_at_midnight(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_daily_totals_move_on_at_midnight(stage, client, /):
     await client.fill("T", 3)
     stage.clock.jump(24 * 3600)
     await stage.passes(11)
@@ -141,10 +139,8 @@ async def test_daily_totals_move_on_at_midnight(stage, /):
     assert table["msgGetTotalTodayMorning"] == "7"
 
 
-@run_by(in_world)
-async def test_a_disk_that_does_not_report_its_space_hides_no_other_figures(stage, /):
-    client = await stage.client()
-
+@run_by(in_world_with_client)
+async def test_a_disk_that_does_not_report_its_space_hides_no_other_figures(stage, client, /):
     def broken():
         raise OSError(errno.EIO, "no")
 
@@ -159,17 +155,11 @@ async def test_a_disk_that_does_not_report_its_space_hides_no_other_figures(stag
 @pytest.mark.parametrize(
     ("size", "text"),
     [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1024, "1.0 KiB"),
-        (1536, "1.5 KiB"),
-        (1024**2, "1.0 MiB"),
-        (5 * 1024**3, "5.0 GiB"),
-        (1024**4, "1.0 TiB"),
-        (3 * 1024**6, "3.0 EiB"),
+        (0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1536, "1.5 KiB"), (1024**2, "1.0 MiB"),
+        (5 * 1024**3, "5.0 GiB"), (1024**4, "1.0 TiB"), (3 * 1024**6, "3.0 EiB"),
         (1024**7, "1024.0 EiB"),
     ],
-)
+)  # fmt: skip
 def test_sizes_are_formatted_as_in_java(size, text):
     assert _readable(size) == text
 
@@ -240,9 +230,8 @@ async def test_the_brokers_total_does_not_fall_when_a_topic_goes(client, /):
     assert (await counter(client, "BROKER_PUT_NUMS", "DefaultCluster")).stats_day.sum == 5
 
 
-@run_by(in_world, SYNC, within=10000.0)
-async def test_counts_drop_out_of_windows_they_are_older_than(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client, SYNC, within=10000.0)
+async def test_counts_drop_out_of_windows_they_are_older_than(stage, client, /):
     await client.fill("T", 5)
     sums = []
     for pause in (30, 600, 2 * 3600):
@@ -262,9 +251,8 @@ async def test_a_request_to_clean_queues_is_answered(stage, /):
     await (await stage.client()).ok(CLEAN_QUEUES)
 
 
-@run_by(in_world)
-async def test_cleaning_topics_removes_offsets_of_deleted_topics(stage, /):
-    client = await stage.client(topic="T")
+@run_by(in_world_with_client, topic="T")
+async def test_cleaning_topics_removes_offsets_of_deleted_topics(stage, client, /):
     await client.commit("g", "T", 0, 1)
     await client.commit("g", "gone", 0, 1)
     await client.ok(CLEAN_TOPICS)
@@ -280,9 +268,8 @@ OLD = replace(
 )
 
 
-@run_by(in_world, OLD, within=10000.0)
-async def test_a_request_to_clean_the_log_deletes_old_files_at_any_hour(stage, /):
-    client = await stage.client(topic="T")
+@run_by(in_world_with_client, OLD, within=10000.0, topic="T")
+async def test_a_request_to_clean_the_log_deletes_old_files_at_any_hour(stage, client, /):
     for number in range(6):
         await client.send("T", b"%d" % number + b"x" * (4 * 1024**2 - 100))
     await stage.passes(60)

@@ -6,8 +6,12 @@ import errno
 import pytest
 
 from tests.running import run_by
-from tests.unit.handlers.handler_stage import in_world, with_client, with_topics
-from tests.unit.handlers.transaction_stage import in_lives
+from tests.unit.handlers.handler_stage import (
+    in_world_with_client,
+    with_client,
+    with_topics,
+)
+from tests.unit.handlers.transaction_stage import in_lives, in_lives_with_client
 from txmq.protocol.bodies import TopicConfig, TopicConfigs, TopicNames
 from txmq.protocol.command import BINARY, JSON
 from txmq.protocol.headers import TopicHeader, TopicSettings
@@ -71,9 +75,8 @@ async def test_system_topics_are_listed(client, /):
     assert "T" not in names
 
 
-@run_by(in_world)
-async def test_deleting_a_topic_removes_its_messages_and_offsets(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_deleting_a_topic_removes_its_messages_and_offsets(stage, client, /):
     await client.send("T")
     await client.commit("g", "T", 0, 1)
     await client.ok(DELETE, TopicHeader("T"))
@@ -84,9 +87,8 @@ async def test_deleting_a_topic_removes_its_messages_and_offsets(stage, /):
     await client.ok(DELETE, TopicHeader("T"))
 
 
-@run_by(in_lives)
-async def test_a_topic_created_again_does_not_show_deleted_messages(life, /):
-    client = await life.client()
+@run_by(in_lives_with_client)
+async def test_a_topic_created_again_does_not_show_deleted_messages(life, client, /):
     await client.fill("T", 3)
     await client.ok(DELETE, TopicHeader("T"))
     await life.restart()
@@ -101,11 +103,10 @@ def no_room(*_):
     raise OSError(errno.ENOSPC, "no room")
 
 
-@run_by(in_lives)
+@run_by(in_lives_with_client)
 async def test_a_topic_cannot_be_created_again_before_its_deletion_is_complete(
-    life, /, monkeypatch
+    life, client, /, monkeypatch
 ):
-    client = await life.client()
     await client.fill("T", 3)
     again = TopicSettings("T", "TBW102", 1, 1, 6)
 
@@ -120,11 +121,10 @@ async def test_a_topic_cannot_be_created_again_before_its_deletion_is_complete(
 
 
 @pytest.mark.parametrize("is_refused_again", [False, True])
-@run_by(in_lives)
+@run_by(in_lives_with_client)
 async def test_a_topic_whose_deletion_could_not_be_saved_keeps_its_messages(
-    life, /, is_refused_again, monkeypatch
+    life, client, /, is_refused_again, monkeypatch
 ):
-    client = await life.client()
     await client.fill("T", 3)
     await client.commit("g", "T", 0, 1)
 

@@ -10,6 +10,7 @@ from tests.unit.handlers.transaction_stage import (
     client_in_lives,
     end,
     in_lives,
+    in_lives_with_client,
     prepare,
     producer,
     quick,
@@ -134,9 +135,8 @@ async def test_a_decided_transaction_names_its_producer_while_it_is_connected(li
     assert (await history_of(other, "U1")).transaction.client_id == ""
 
 
-@run_by(in_lives, DURABLE)
-async def test_a_restart_keeps_the_decision_and_forgets_the_checks(life, /):
-    client = await life.client(topic="T")
+@run_by(in_lives_with_client, DURABLE, topic="T")
+async def test_a_restart_keeps_the_decision_and_forgets_the_checks(life, client, /):
     half = await prepare(client)
     assert await end(client, half, ROLLBACK) == 0
     await life.restart()

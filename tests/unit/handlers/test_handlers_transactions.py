@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tests.running import run_by
-from tests.unit.handlers.handler_stage import in_world, sending, with_client
+from tests.unit.handlers.handler_stage import in_world, in_world_with_client, sending, with_client
 from tests.unit.handlers.transaction_stage import (
     COMMIT,
     DURABLE,
@@ -82,9 +82,8 @@ async def test_a_repeated_commit_succeeds_and_delivers_one_message(client, /):
 @pytest.mark.parametrize(
     ("first", "second", "code"), [(COMMIT, ROLLBACK, 200), (ROLLBACK, COMMIT, 201)]
 )
-@run_by(in_world)
-async def test_a_contradicting_second_decision_is_refused(stage, /, first, second, code):
-    client = await stage.client(topic="T")
+@run_by(in_world_with_client, topic="T")
+async def test_a_contradicting_second_decision_is_refused(stage, client, /, first, second, code):
     half = await prepare(client)
     both = [client.asking(37, half.end(what)) for what in (first, second)]
     assert [answer.code for answer in await asyncio.gather(*both)] == [0, code]
@@ -540,9 +539,8 @@ async def test_the_immunity_time_of_a_decided_transaction_is_forgotten(stage, /)
     assert request.read(CheckState).commit_log_offset == kept.position
 
 
-@run_by(in_world, quick())
-async def test_a_group_without_producers_is_forgotten_with_its_last_transaction(stage, /):
-    client = await stage.client(topic="T")
+@run_by(in_world_with_client, quick(), topic="T")
+async def test_a_group_without_producers_is_forgotten_with_its_last_transaction(stage, client, /):
     halves = [await prepare(client, unique=f"U{number}", group=f"G{number}") for number in range(9)]
     await stage.passes(3)
     assert len(stage.broker._checker.checks.stranded) == 9

@@ -28,6 +28,7 @@ from tests.unit.handlers.transaction_stage import (
     end,
     ending,
     in_lives,
+    in_lives_with_client,
     prepare,
     preparing,
     producer,
@@ -156,9 +157,8 @@ async def test_two_producers_that_answer_one_check_differently_get_one_decision(
 
 
 @pytest.mark.fault("M3")
-@run_by(in_lives, DURABLE)
-async def test_an_end_before_its_half_message_is_known_is_refused_and_works_later(life, /):
-    client = await life.client(topic="T")
+@run_by(in_lives_with_client, DURABLE, topic="T")
+async def test_an_end_before_its_half_message_is_known_is_refused_and_works_later(life, client, /):
     await prepare(client, unique="earlier")
     life.disk.slow_sync(5.0)
     arriving = client.asking(RequestCode.SEND_MESSAGE, preparing(), body=b"half")
@@ -213,9 +213,8 @@ async def test_a_check_replaces_a_one_way_end_that_was_lost(life, /):
 
 @pytest.mark.parametrize("is_indexed", [True, False])
 @pytest.mark.parametrize("is_killed", [True, False])
-@run_by(in_lives, DURABLE)
-async def test_an_end_works_after_the_broker_restarted(life, /, is_killed, is_indexed):
-    client = await life.client(topic="T")
+@run_by(in_lives_with_client, DURABLE, topic="T")
+async def test_an_end_works_after_the_broker_restarted(life, client, /, is_killed, is_indexed):
     decided = await prepare(client, unique="C")
     undone = await prepare(client, unique="R")
     open_one, open_two = [await prepare(client, unique=each) for each in "AB"]
@@ -240,11 +239,10 @@ async def test_an_end_works_after_the_broker_restarted(life, /, is_killed, is_in
     assert [each.queue_offset for each in found] == [0, 1]
 
 
-@run_by(in_lives, DURABLE)
+@run_by(in_lives_with_client, DURABLE, topic="T")
 async def test_a_half_message_sent_again_after_decision_and_restart_is_the_same_transaction(
-    life, /
+    life, client, /
 ):
-    client = await life.client(topic="T")
     first = await prepare(client)
     assert await end(client, first, ROLLBACK) == 0
     await life.kill_and_start()
@@ -315,9 +313,8 @@ async def test_a_half_message_lost_in_a_crash_can_be_sent_again_and_is_stored_on
 
 
 @pytest.mark.fault("P11", "M6")
-@run_by(in_lives, DURABLE)
-async def test_a_half_message_sent_again_after_a_restart_is_the_same_transaction(life, /):
-    client = await life.client(topic="T")
+@run_by(in_lives_with_client, DURABLE, topic="T")
+async def test_a_half_message_sent_again_after_a_restart_is_the_same_transaction(life, client, /):
     open_one, decided = [await prepare(client, unique=each) for each in "AB"]
     assert await end(client, decided, ROLLBACK) == 0
     await life.kill_and_start()
@@ -714,9 +711,8 @@ async def test_a_filling_disk_refuses_half_messages_first_then_sends_but_never_e
     assert await codes() == (0, 0)
 
 
-@run_by(in_lives, DURABLE)
-async def test_ends_are_accepted_while_the_disk_is_too_slow_for_sends(life, /):
-    client = await life.client(topic="T")
+@run_by(in_lives_with_client, DURABLE, topic="T")
+async def test_ends_are_accepted_while_the_disk_is_too_slow_for_sends(life, client, /):
     one, two = [await prepare(client, unique=each) for each in "AB"]
     life.disk.slow_sync(4.0)
     deciding = ending(client, one, COMMIT)
@@ -730,9 +726,8 @@ async def test_ends_are_accepted_while_the_disk_is_too_slow_for_sends(life, /):
 
 
 @pytest.mark.fault("M5")
-@run_by(in_lives, replace(SETTINGS, store=SMALL))
-async def test_an_end_whose_half_message_was_deleted_is_refused_with_the_reason(life, /):
-    client = await life.client(topic="T")
+@run_by(in_lives_with_client, replace(SETTINGS, store=SMALL), topic="T")
+async def test_an_end_whose_half_message_was_deleted_is_refused_with_the_reason(life, client, /):
     old = await prepare(client)
     assert await end(client, old, COMMIT) == 0
     for number in range(20):

@@ -6,7 +6,14 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from tests.unit.handlers.handler_stage import SETTINGS, STEADY, Stage, sending, with_client
+from tests.unit.handlers.handler_stage import (
+    SETTINGS,
+    STEADY,
+    Stage,
+    in_world_with_client,
+    sending,
+    with_client,
+)
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import EndTransaction
 from txmq.protocol.record import position_in
@@ -188,3 +195,4 @@ def in_lives(main, settings=SETTINGS, *, within=7200.0):
 
 
 client_in_lives = partial(with_client, run=in_lives)
+in_lives_with_client = partial(in_world_with_client, run=in_lives)

@@ -47,14 +47,10 @@ def judged(handler, messages=(MESSAGE,), *, takes_batch=False):
 @pytest.mark.parametrize(
     "handler",
     [
-        later,
-        partial(later),
-        Object(),
-        Object().plain,
-        lambda message: Later(3),
+        later, partial(later), Object(), Object().plain, lambda message: Later(3),
         lambda message: later(message),
     ],
-)
+)  # fmt: skip
 def test_any_callable_can_be_a_handler(handler):
     assert judged(handler) == Later(3)
 

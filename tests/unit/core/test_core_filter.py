@@ -16,23 +16,10 @@ from txmq_broker.core.filter.parser import parse
 
 FAILS = "fails"
 PROPS = {
-    "a": "5",
-    "big": "3000000000",
-    "half": "2.5",
-    "word": "eu",
-    "yes": "true",
-    "no": "FALSE",
-    "minus": "-7",
-    "plus": "+7",
-    "nan": "NaN",
-    "inf": "Infinity",
-    "zero": "0",
-    "spaced": " 5 ",
-    "quoted": "it's",
-    "TAGS": "TagA",
-    "_x": "1",
-    "$y": "2",
-}
+    "a": "5", "big": "3000000000", "half": "2.5", "word": "eu", "yes": "true", "no": "FALSE",
+    "minus": "-7", "plus": "+7", "nan": "NaN", "inf": "Infinity", "zero": "0", "spaced": " 5 ",
+    "quoted": "it's", "TAGS": "TagA", "_x": "1", "$y": "2",
+}  # fmt: skip
 TEXT = properties.render(PROPS)
 
 # Absent properties are called m1, m2: NULL.

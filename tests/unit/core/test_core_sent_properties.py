@@ -211,16 +211,10 @@ def test_the_last_of_several_groups_of_a_half_message_counts():
 @pytest.mark.parametrize(
     ("value", "seconds"),
     [
-        ("30", 30),
-        ("0", 0),
-        ("-1", 0),
-        ("1.5", 0),
-        ("x", 0),
-        ("", 0),
-        ("\u0663", 0),
+        ("30", 30), ("0", 0), ("-1", 0), ("1.5", 0), ("x", 0), ("", 0), ("\u0663", 0),
         ("9" * 40, None),
     ],
-)
+)  # fmt: skip
 def test_a_producer_can_set_the_check_immunity_time(value, seconds):
     text = f"CHECK_IMMUNITY_TIME_IN_SECONDS\x01{value}\x02"
 

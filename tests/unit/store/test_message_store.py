@@ -506,19 +506,10 @@ def timed(*times, checkpoint_at=()):
 @pytest.mark.parametrize(
     ("when", "nearest", "lower", "upper"),
     [
-        (0, 0, 0, 0),
-        (99, 0, 0, 0),
-        (100, 0, 0, 0),
-        (149, 0, 1, 0),
-        (150, 0, 1, 0),
-        (151, 1, 1, 0),
-        (200, 1, 1, 3),
-        (299, 4, 4, 3),
-        (300, 4, 4, 4),
-        (301, 4, 5, 4),
-        (1 << 60, 4, 5, 4),
+        (0, 0, 0, 0), (99, 0, 0, 0), (100, 0, 0, 0), (149, 0, 1, 0), (150, 0, 1, 0), (151, 1, 1, 0),
+        (200, 1, 1, 3), (299, 4, 4, 3), (300, 4, 4, 4), (301, 4, 5, 4), (1 << 60, 4, 5, 4),
     ],
-)
+)  # fmt: skip
 def test_the_offset_for_a_time_follows_the_boundary(checkpoint_at, when, nearest, lower, upper):
     shelf = timed(100, 200, 200, 200, 300, checkpoint_at=checkpoint_at)
     queue = shelf.store.find_queue("T", 0)

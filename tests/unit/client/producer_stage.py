@@ -60,6 +60,11 @@ class Stage:
         which = self.cluster.brokers[broker]
         which.on_send_message_v2 = which.on_send_batch_message = answer
 
+    def everywhere(self, answer):
+        """Have every broker give this answer to every send."""
+        for broker in range(len(self.cluster.brokers)):
+            self.always(broker, answer)
+
     @property
     def sends(self):
         """The brokers that were sent to, in order, as letters."""

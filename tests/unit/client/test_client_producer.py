@@ -116,8 +116,7 @@ async def test_a_refusal_specific_to_one_broker_is_retried_at_another(stage, cod
 @pytest.mark.parametrize(("code", "leaf"), [(13, MessageIllegal), (999, UnknownRefusal)])
 @produced(brokers=2)
 async def test_a_refusal_that_every_broker_would_give_is_raised_at_once(stage, code, leaf):
-    stage.always(0, refuse(code))
-    stage.always(1, refuse(code))
+    stage.everywhere(refuse(code))
 
     with pytest.raises(leaf, match="because"):
         await stage.producer.send(message())
@@ -146,8 +145,7 @@ async def test_when_all_attempts_fail_the_last_error_reports_all_of_them(stage):
 
 @produced(brokers=2, retries=1)
 async def test_a_send_stops_after_the_configured_retries(stage):
-    stage.always(0, refuse(2))
-    stage.always(1, refuse(2))
+    stage.everywhere(refuse(2))
 
     with pytest.raises(BrokerBusy) as caught:
         await stage.producer.send(message())
@@ -270,8 +268,7 @@ async def test_a_lost_attempt_leaves_the_effect_open_even_if_the_last_one_has_no
 
 @produced(brokers=2, timeout=2.0)
 async def test_all_attempts_share_one_timeout(stage):
-    stage.always(0, silent)
-    stage.always(1, silent)
+    stage.everywhere(silent)
     await stage.producer.client.session.route("T")
     began = stage.world.now()
 
@@ -502,8 +499,7 @@ async def test_the_error_for_an_answer_without_an_offset_tells_its_effect(
 )
 @produced(brokers=2)
 async def test_a_message_stored_but_not_flushed_or_replicated_is_a_result(stage, code, status):
-    stage.always(0, stored_as(code))
-    stage.always(1, stored_as(code))
+    stage.everywhere(stored_as(code))
 
     result = await stage.producer.send(message())
 
@@ -778,8 +774,7 @@ async def test_a_delayed_message_is_recalled_by_its_handle(stage):
         told = decode(asked[-1].recall_handle)
         return command.answer(request, 0, headers.RecallAnswer(told.message_id))
 
-    stage.always(0, later)
-    stage.always(1, later)
+    stage.everywhere(later)
     stage.cluster.replies[RequestCode.RECALL_MESSAGE] = serve
     results = [await stage.producer.send(message(deliver_after=60)) for _ in range(4)]
 

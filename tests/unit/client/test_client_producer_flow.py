@@ -62,8 +62,7 @@ async def test_messages_sent_while_a_connection_opens_keep_their_order(stage):
 )  # fmt: skip
 @produced(brokers=2)
 async def test_a_send_without_waiting_or_in_order_is_tried_once(stage, send):
-    stage.always(0, refuse(2))
-    stage.always(1, refuse(2))
+    stage.everywhere(refuse(2))
 
     with pytest.raises(BrokerBusy):
         await send(stage.producer)
@@ -116,8 +115,7 @@ async def test_send_nowait_stops_after_the_configured_retries(stage):
 
 @produced(retry_not_safe=True, brokers=2)
 async def test_send_nowait_does_not_retry_an_unsafely_stored_message(stage):
-    stage.always(0, stored_as(10))
-    stage.always(1, stored_as(10))
+    stage.everywhere(stored_as(10))
 
     result = await stage.producer.send_nowait(message())
 

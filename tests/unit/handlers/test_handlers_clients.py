@@ -103,11 +103,6 @@ async def test_a_malformed_heartbeat_is_an_error(client, /, body):
 # Members
 
 
-@run_by(with_client)
-async def test_listing_the_members_of_an_empty_group_is_an_error(client, /):
-    assert await ids(client) == -ERROR
-
-
 @run_by(in_world)
 async def test_a_client_with_two_connections_is_listed_once(stage, /):
     first, same, second = [await stage.client(name) for name in ("one", "one", None)]
@@ -115,6 +110,14 @@ async def test_a_client_with_two_connections_is_listed_once(stage, /):
         await client.beat(consumer("group", "T"))
 
     assert await ids(first) == ["one", "client-3"]
+
+
+@pytest.mark.parametrize(("code", "answer"), [(IDS, ERROR), (CONSUMERS, OFFLINE)])
+@run_by(with_client)
+async def test_a_list_of_members_or_connections_of_an_empty_group_is_refused(
+    client, /, code, answer
+):
+    assert await client.code_of(code, GroupHeader("group")) == answer
 
 
 # Notifications of changes (40)
@@ -261,11 +264,6 @@ async def test_consumer_connections_are_shown_with_their_subscriptions(client, /
     assert shown.consume_type == "CONSUME_PASSIVELY"
     assert shown.consume_from_where == "CONSUME_FROM_LAST_OFFSET"
     assert shown.subscription_table["T"] == subscription("T", "A")
-
-
-@run_by(with_client)
-async def test_consumer_connections_of_an_offline_group_are_answered_offline(client, /):
-    assert await client.code_of(CONSUMERS, GroupHeader("group")) == OFFLINE
 
 
 @run_by(with_client)

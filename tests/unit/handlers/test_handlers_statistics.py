@@ -187,20 +187,15 @@ async def test_a_size_counter_shows_the_mean_size(client, /):
 
 
 @run_by(with_client)
-async def test_messages_delivered_to_a_group_are_counted(client, /):
+async def test_messages_are_counted_for_the_group_and_for_the_broker_by_its_clusters_name(
+    client, /
+):
     await client.fill("T", 3)
     found = await client.pull("T", group="g")
 
     assert (await counter(client, "GROUP_GET_NUMS", "T@g")).stats_minute.sum == 3
     size = (await counter(client, "GROUP_GET_SIZE", "T@g")).stats_minute.sum
     assert size == len(found.answer.body)
-
-
-@run_by(with_client)
-async def test_the_broker_is_counted_under_its_clusters_name(client, /):
-    await client.fill("T", 3)
-    await client.pull("T")
-
     assert (await counter(client, "BROKER_PUT_NUMS", "DefaultCluster")).stats_day.sum == 3
     assert (await counter(client, "BROKER_GET_NUMS", "DefaultCluster")).stats_day.sum == 3
 

@@ -1,6 +1,5 @@
 """The arguments of handlers of every kind, and the reasons for bodies that do not fit."""
 
-import asyncio
 import contextlib
 from dataclasses import dataclass
 from enum import Enum
@@ -10,6 +9,7 @@ import msgspec
 import pydantic
 import pytest
 
+from tests.running import in_loop, run_by
 from txmq.client.consume.handler import BoundHandler
 from txmq.client.consume.handler_arguments import arguments_of
 from txmq.errors import PayloadInvalid, UsageError
@@ -185,7 +185,8 @@ def test_a_handler_with_unusable_parameters_is_refused_when_declared(handler, re
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_body_of_the_wrong_type_is_dead_lettered_without_calling_the_handler(is_async):
+@run_by(in_loop)
+async def test_a_body_of_the_wrong_type_is_dead_lettered_without_calling_the_handler(is_async):
     called, observed = [], []
 
     async def later(item: Item):
@@ -194,21 +195,14 @@ def test_a_body_of_the_wrong_type_is_dead_lettered_without_calling_the_handler(i
     def plain(item: Item):
         called.append(item)
 
-    async def scenario():
-        handler = BoundHandler(later if is_async else plain, takes_batch=False)
-        with contextlib.closing(Threads("test", 1)) as threads:
-            handler.open(
-                threads,
-                observe=lambda _: (
-                    lambda verdict, has_failed: observed.append(
-                        (verdict and verdict.level, has_failed)
-                    )
-                ),
-            )
-            await handler.judge([received("T", b'{"count": 2}')])
-            return await handler.judge([received("T", b"{}")])
+    def observe(messages):
+        return lambda verdict, has_failed: observed.append((verdict and verdict.level, has_failed))
 
-    verdict = asyncio.run(scenario())
+    handler = BoundHandler(later if is_async else plain, takes_batch=False)
+    with contextlib.closing(Threads("test", 1)) as threads:
+        handler.open(threads, observe=observe)
+        await handler.judge([received("T", b'{"count": 2}')])
+        verdict = await handler.judge([received("T", b"{}")])
 
     assert verdict.level == DEAD_LETTER
     assert verdict.reason == "the body does not fit Item: Object missing required field count"

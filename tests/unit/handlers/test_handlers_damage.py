@@ -409,21 +409,20 @@ async def test_a_damaged_decision_hides_only_its_own_message(life, /):
 # Delayed messages
 
 
-def test_a_damaged_delayed_message_is_logged_and_the_others_are_delivered(caplog):
-    async def main(life):
-        client = await life.client()
-        for number in range(4):
-            await client.send("T", b"%d" % number, DELAY="1", UNIQ_KEY=f"U{number}")
-        line = life.broker.store.delays.line(0).queue
-        position = line.read(1, 1)[0][0]
-        life.disk.flip_bit(path_of(0), position + 88)
+@run_by(in_lives_with_client, DURABLE)
+async def test_a_damaged_delayed_message_is_logged_and_the_others_are_delivered(
+    life, client, /, caplog
+):
+    for number in range(4):
+        await client.send("T", b"%d" % number, DELAY="1", UNIQ_KEY=f"U{number}")
+    line = life.broker.store.delays.line(0).queue
+    position = line.read(1, 1)[0][0]
+    life.disk.flip_bit(path_of(0), position + 88)
 
-        await asyncio.sleep(5)
-        client = await life.client()
-        assert (await client.pull("T", 0)).bodies == [b"0", b"2", b"3"]
-        assert life.broker.store.damage.reads == 1
-
-    in_lives(main, DURABLE)
+    await asyncio.sleep(5)
+    client = await life.client()
+    assert (await client.pull("T", 0)).bodies == [b"0", b"2", b"3"]
+    assert life.broker.store.damage.reads == 1
     assert "a message that is due cannot be read, and is left out" in caplog.text
 
 

@@ -185,10 +185,12 @@ async def tagged(client, *tags):
 @pytest.mark.parametrize(
     ("known", "given", "bodies"),
     [("A || C", None, [b"A", b"C"]), ("A", "B", [b"B"])],
-    ids=["uses that of the heartbeat", "overrides that of the heartbeat"],
+    ids=["without its own", "with its own"],
 )
 @run_by(with_client)
-async def test_the_subscription_of_a_pull(client, /, known, given, bodies):
+async def test_a_pull_uses_the_subscription_of_the_heartbeat_unless_it_has_one(
+    client, /, known, given, bodies
+):
     await tagged(client, "A", "B", "C")
     await client.beat(consumer("group", T=known))
 

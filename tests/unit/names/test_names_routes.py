@@ -450,9 +450,11 @@ def test_removing_write_permission_affects_all_topics_of_one_broker():
 @pytest.mark.parametrize(
     ("change", "perm"),
     [(RouteRegistry.forbid_writing, 5), (RouteRegistry.allow_writing, 6)],
-    ids=["removed, the others stay", "restored as in RocketMQ: 6, whatever it was"],
+    ids=["removed", "restored as in RocketMQ, whatever it was"],
 )
-def test_write_permission_of_an_inheritable_topic(change, perm):
+def test_removing_write_permission_keeps_the_others_and_restoring_it_sets_read_and_write(
+    change, perm
+):
     """TBW102 must stay inheritable without it, or no topic could be created from it."""
     table = known("TBW102", perm=7)
 

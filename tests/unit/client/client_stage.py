@@ -1,12 +1,15 @@
 """A simulated world with a small cluster on one machine and a client on another."""
 
-import inspect
 from dataclasses import dataclass
+from functools import partial
+from inspect import Parameter, Signature, getdoc, signature
 
 from tests.unit.client.fake_cluster import FakeCluster
 from txmq.client import Admin, Session
+from txmq.message import Queue
 from txmq.testing import Conditions, World
 
+QUEUE = Queue("T", "broker-a", 0)
 STEADY = Conditions(jitter_s=0.0, spike_chance=0.0)
 
 
@@ -18,30 +21,35 @@ class Stage:
     admin: Admin
 
 
-def staged(*, brokers=1, name_servers=1, seed=1):
-    """Make a test of an async function of a :class:`Stage`."""
+def scenario_test(scenario, run):
+    """A test of an async function of a stage, which `run` gives it; all else comes from pytest."""
+    _, *others = signature(scenario).parameters.values()
 
-    def decorate(scenario):
-        def test():
-            with World(seed, conditions=STEADY) as world:
-                world.run(on_stage(world))
+    def test(**values):
+        run(partial(scenario, **values))
 
-        async def on_stage(world):
-            server, client = world.machine("server"), world.machine("client")
-            async with (
-                FakeCluster(
-                    server.network,
-                    server.clock,
-                    host=server.address,
-                    brokers=brokers,
-                    name_servers=name_servers,
-                ) as cluster,
-                Session(cluster.names, client.network, client.clock, client.entropy) as session,
-            ):
-                await scenario(Stage(world, cluster, session, Admin(session)))
+    test.__name__, test.__doc__ = scenario.__name__, getdoc(scenario)
+    test.__signature__ = Signature([each.replace(kind=Parameter.KEYWORD_ONLY) for each in others])
+    return test
 
-        # Not functools.wraps: pytest would take the scenario's parameter for a fixture.
-        test.__name__, test.__doc__ = scenario.__name__, inspect.getdoc(scenario)
-        return test
 
-    return decorate
+def staged(*, brokers=1, name_servers=1, seed=1, topic=None):
+    """Make a test of an async function of a :class:`Stage`, whose cluster has this topic."""
+
+    def run(scenario):
+        with World(seed, conditions=STEADY) as world:
+            world.run(on_stage(world, scenario))
+
+    async def on_stage(world, scenario):
+        server, client = world.machine("server"), world.machine("client")
+        ports = (server.network, server.clock)
+        sizes = {"brokers": brokers, "name_servers": name_servers}
+        async with (
+            FakeCluster(*ports, host=server.address, **sizes) as cluster,
+            Session(cluster.names, client.network, client.clock, client.entropy) as session,
+        ):
+            if topic is not None:
+                cluster.add_topic(topic)
+            await scenario(Stage(world, cluster, session, Admin(session)))
+
+    return lambda scenario: scenario_test(scenario, run)

@@ -1,18 +1,18 @@
 """A simulated world with a small cluster, and consumers on machines of their own."""
 
 import asyncio
-import inspect
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from unittest.mock import patch
 
-from tests.unit.client.client_stage import STEADY
+from tests.unit.client.client_stage import STEADY, scenario_test
 from tests.unit.client.fake_cluster import FakeCluster
 from txmq.client.client import Client
 from txmq.client.consume import PushConsumer
 from txmq.client.settings import ClientSettings, ConsumerSettings, StartFrom
 from txmq.testing import World
 
-__all__ = ["GROUP", "RETRY", "TOPIC", "Stage", "acting"]
+__all__ = ["GROUP", "RETRY", "TOPIC", "Stage", "acting", "anywhere"]
 
 GROUP, TOPIC, RETRY = "readers", "T", "%RETRY%readers"
 
@@ -47,6 +47,12 @@ class Stage:
 
         return consumer
 
+    @asynccontextmanager
+    async def reading(self, handler=None, **settings):
+        """A :meth:`reader` that runs with a client of its own."""
+        async with self.client() as client, self.reader(client, handler, **settings) as consumer:
+            yield consumer
+
     def put(self, *bodies, number=0, topic=TOPIC, tags="", properties=None, broker=None):
         """Store messages as if a producer had sent them."""
         broker = broker or self.broker
@@ -73,25 +79,36 @@ class Stage:
                 await asyncio.sleep(every_s)
 
 
+def anywhere(scene):
+    """A scenario for `cancelled_everywhere`: a scene of a stage with messages, and the attempt."""
+
+    async def scenario(world, attempt):
+        server = world.machine("server")
+        ports = (server.network, server.clock)
+        async with FakeCluster(*ports, host=server.address, brokers=2) as cluster:
+            cluster.add_topic(TOPIC, 2)
+            stage = Stage(world, cluster)
+            stage.put(b"0", b"1", number=0)
+            stage.put(b"2", number=1)
+            await scene(stage, attempt)
+
+    return scenario
+
+
 def acting(*, brokers=1, queues=1, seed=1, empty_pull_s=0.25):
     """Make a test of an async function of a :class:`Stage`."""
 
-    def decorate(scenario):
-        def test():
-            # The fake cluster holds no pull: at the usual pace most work would be empty pulls.
-            pace = patch("txmq.client.consume.fetcher.NOT_HELD_S", empty_pull_s)
-            with pace, World(seed, conditions=STEADY) as world:
-                world.run(on_stage(world))
+    def run(scenario):
+        # The fake cluster holds no pull: at the usual pace most work would be empty pulls.
+        pace = patch("txmq.client.consume.fetcher.NOT_HELD_S", empty_pull_s)
+        with pace, World(seed, conditions=STEADY) as world:
+            world.run(on_stage(world, scenario))
 
-        async def on_stage(world):
-            server = world.machine("server")
-            async with FakeCluster(
-                server.network, server.clock, host=server.address, brokers=brokers
-            ) as cluster:
-                cluster.add_topic(TOPIC, queues)
-                await scenario(Stage(world, cluster))
+    async def on_stage(world, scenario):
+        server = world.machine("server")
+        ports = (server.network, server.clock)
+        async with FakeCluster(*ports, host=server.address, brokers=brokers) as cluster:
+            cluster.add_topic(TOPIC, queues)
+            await scenario(Stage(world, cluster))
 
-        test.__name__, test.__doc__ = scenario.__name__, inspect.getdoc(scenario)
-        return test
-
-    return decorate
+    return lambda scenario: scenario_test(scenario, run)

@@ -1,10 +1,9 @@
 """A small cluster and a producer, in a simulated world; brokers can be told what to answer."""
 
 import asyncio
-import inspect
 from dataclasses import dataclass
 
-from tests.unit.client.client_stage import STEADY
+from tests.unit.client.client_stage import STEADY, scenario_test
 from tests.unit.client.fake_cluster import FakeCluster
 from txmq.client.send.producer import Producer
 from txmq.client.settings import ProducerSettings
@@ -61,6 +60,11 @@ class Stage:
         which = self.cluster.brokers[broker]
         which.on_send_message_v2 = which.on_send_batch_message = answer
 
+    def everywhere(self, answer):
+        """Have every broker give this answer to every send."""
+        for broker in range(len(self.cluster.brokers)):
+            self.always(broker, answer)
+
     @property
     def sends(self):
         """The brokers that were sent to, in order, as letters."""
@@ -104,36 +108,26 @@ class Stage:
 def produced(*, brokers=1, queues=2, seed=1, topic=TOPIC, **settings):
     """Make a test of an async function of a :class:`Stage`."""
 
-    def decorate(scenario):
-        def test():
-            with World(seed, conditions=STEADY) as world:
-                world.run(on_stage(world))
+    def run(scenario):
+        with World(seed, conditions=STEADY) as world:
+            world.run(on_stage(world, scenario))
 
-        async def on_stage(world):
-            server, client = world.machine("server"), world.machine("client")
-            async with FakeCluster(
-                server.network, server.clock, host=server.address, brokers=brokers
-            ) as cluster:
-                if topic:
-                    cluster.add_topic(topic, queues)
-                async with Producer(
-                    "g",
-                    cluster.names,
-                    ProducerSettings(**settings),
-                    network=client.network,
-                    clock=client.clock,
-                    entropy=client.entropy,
-                ) as producer:
-                    stage = Stage(world, cluster, producer)
-                    await scenario(stage)
-                    await asyncio.sleep(0)
-                    if producer._sender is not None:
-                        stage.assert_nothing_is_left()
+    async def on_stage(world, scenario):
+        server, client = world.machine("server"), world.machine("client")
+        served = (server.network, server.clock)
+        used = {"network": client.network, "clock": client.clock, "entropy": client.entropy}
+        async with FakeCluster(*served, host=server.address, brokers=brokers) as cluster:
+            if topic:
+                cluster.add_topic(topic, queues)
+            chosen = ProducerSettings(**settings)
+            async with Producer("g", cluster.names, chosen, **used) as producer:
+                stage = Stage(world, cluster, producer)
+                await scenario(stage)
+                await asyncio.sleep(0)
+                if producer._sender is not None:
+                    stage.assert_nothing_is_left()
 
-        test.__name__, test.__doc__ = scenario.__name__, inspect.getdoc(scenario)
-        return test
-
-    return decorate
+    return lambda scenario: scenario_test(scenario, run)
 
 
 def sizes(requests):

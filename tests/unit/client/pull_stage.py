@@ -1,13 +1,12 @@
 """A simulated world with a real broker on one machine, and consumers on machines of their own."""
 
 import asyncio
-import inspect
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
 from tests.simulation.mix import SmallStore
-from tests.unit.client.client_stage import STEADY
+from tests.unit.client.client_stage import STEADY, scenario_test
 from txmq.client.client import Client
 from txmq.client.consume import PullConsumer, ScheduledPull
 from txmq.client.settings import ClientSettings, ConsumerSettings, StartFrom
@@ -43,6 +42,12 @@ class Stage:
 
     def consumer(self, settings=SOON, name="reader", group=GROUP):
         return PullConsumer(group, self.broker.names, settings, *self.ports(name))
+
+    def subscribed(self, *settings, tags="*", **given):
+        """A consumer that subscribes to the topic."""
+        consumer = self.consumer(*settings, **given)
+        consumer.subscribe(TOPIC, tags)
+        return consumer
 
     def schedule(self, settings=SOON, name="reader", group=GROUP):
         return ScheduledPull(group, self.broker.names, settings, *self.ports(name))
@@ -92,11 +97,11 @@ async def until(holds, within_s=60.0):
 def staged(scenario, within_s=3600.0):
     """Make a test of an async function of a :class:`Stage`; ``within_s`` is virtual time."""
 
-    def test():
+    def run(scenario):
         with World(1, conditions=STEADY) as world:
-            world.run(on_stage(world), timeout=within_s)
+            world.run(on_stage(world, scenario), timeout=within_s)
 
-    async def on_stage(world):
+    async def on_stage(world, scenario):
         server, desk = world.machine("server"), world.machine("desk")
         settings = BrokerSettings(
             name="broker-a",
@@ -112,6 +117,4 @@ def staged(scenario, within_s=3600.0):
         ):
             await scenario(Stage(world, broker, operator))
 
-    # Not functools.wraps: pytest would take the scenario's parameter for a fixture.
-    test.__name__, test.__doc__ = scenario.__name__, inspect.getdoc(scenario)
-    return test
+    return scenario_test(scenario, run)

@@ -11,12 +11,7 @@ from tests.unit.client.consumer_stage import GROUP, acting
 from tests.unit.client.consumer_stage import TOPIC as FAKE_TOPIC
 from tests.unit.client.pull_stage import SOON, TOPIC, polled, staged, until
 from txmq.client.consume import PushConsumer
-from txmq.errors import (
-    ConnectFailed,
-    FilterUnsupported,
-    RequestNotSupported,
-    SubscriptionInvalid,
-)
+from txmq.errors import ConnectFailed, FilterUnsupported, RequestNotSupported, SubscriptionInvalid
 from txmq.message import Message
 from txmq.protocol import bodies, command
 from txmq.protocol.bodies import ClientConnection, ConsumerConnections
@@ -133,7 +128,7 @@ async def test_every_broker_of_the_topic_checks_the_condition(stage):
 
 @acting()
 async def test_tags_are_not_checked_by_brokers(stage):
-    async with stage.client() as client, stage.reader(client, tags="A || B") as consumer:
+    async with stage.reading(tags="A || B") as consumer:
         await stage.until(lambda: consumer.queues)
     assert stage.asked(CHECK) == []
 
@@ -141,38 +136,32 @@ async def test_tags_are_not_checked_by_brokers(stage):
 @pytest.mark.parametrize(
     ("code", "error"), [(1, FilterUnsupported), (23, SubscriptionInvalid), (3, RequestNotSupported)]
 )
-def test_refusals_of_stock_brokers_have_text_but_no_position(code, error):
-    @acting()
-    async def scenario(stage):
-        stage.cluster.replies[CHECK] = answering(code)
-        async with stage.client() as client:
-            consumer = PushConsumer(GROUP, client)
-            consumer.on(FAKE_TOPIC, sql="age >")(print)
-            with pytest.raises(error, match="so it is") as refused:
-                await consumer.__aenter__()
-            assert getattr(refused.value, "position", None) is None
-
-    scenario()
+@acting()
+async def test_refusals_of_stock_brokers_have_text_but_no_position(stage, code, error):
+    stage.cluster.replies[CHECK] = answering(code)
+    async with stage.client() as client:
+        consumer = PushConsumer(GROUP, client)
+        consumer.on(FAKE_TOPIC, sql="age >")(print)
+        with pytest.raises(error, match="so it is") as refused:
+            await consumer.__aenter__()
+        assert getattr(refused.value, "position", None) is None
 
 
-def test_a_consumer_starts_when_a_broker_cannot_check_its_condition(caplog):
-    @acting()
-    async def scenario(stage):
-        async with stage.client() as client:
-            request = client.session.request
+@acting()
+async def test_a_consumer_starts_when_a_broker_cannot_check_its_condition(stage, caplog):
+    async with stage.client() as client:
+        request = client.session.request
 
-            async def cut(address, code, *args, **more):
-                if code == CHECK:
-                    raise ConnectFailed("nobody there")
-                return await request(address, code, *args, **more)
+        async def cut(address, code, *args, **more):
+            if code == CHECK:
+                raise ConnectFailed("nobody there")
+            return await request(address, code, *args, **more)
 
-            client.session.request = cut
-            consumer = PushConsumer(GROUP, client)
-            consumer.on(FAKE_TOPIC, sql="age > 5")(print)
-            async with consumer:
-                assert "could not check the condition: nobody there" in caplog.text
-
-    scenario()
+        client.session.request = cut
+        consumer = PushConsumer(GROUP, client)
+        consumer.on(FAKE_TOPIC, sql="age > 5")(print)
+        async with consumer:
+            assert "could not check the condition: nobody there" in caplog.text
 
 
 @staged
@@ -193,20 +182,17 @@ def warnings(caplog):
     return [record.message for record in caplog.records if record.levelno == logging.WARNING]
 
 
-def test_members_with_different_subscriptions_are_each_warned_once(caplog):
-    @staged
-    async def scenario(stage):
-        allow(stage)
-        await stage.topic()
-        first, _ = push(stage, "first", tags="B || A")
-        second, _ = push(stage, "second", sql="age > 5")
-        async with first.client, second.client, first:
-            await until(lambda: first.queues)
-            assert warnings(caplog) == []
-            async with second:
-                await asyncio.sleep(100)
-
-    scenario()
+@staged
+async def test_members_with_different_subscriptions_are_each_warned_once(stage, caplog):
+    allow(stage)
+    await stage.topic()
+    first, _ = push(stage, "first", tags="B || A")
+    second, _ = push(stage, "second", sql="age > 5")
+    async with first.client, second.client, first:
+        await until(lambda: first.queues)
+        assert warnings(caplog) == []
+        async with second:
+            await asyncio.sleep(100)
 
     begin = "members of group readers want different messages, so that each misses a part"
     assert warnings(caplog) == [
@@ -215,33 +201,28 @@ def test_members_with_different_subscriptions_are_each_warned_once(caplog):
     ]
 
 
-def test_equal_subscriptions_in_different_spelling_cause_no_warning(caplog):
-    @staged
-    async def scenario(stage):
-        await stage.topic()
-        first, _ = push(stage, "first", tags="B||A")
-        second, _ = push(stage, "second", tags=" A || B ")
-        third = stage.consumer(name="third")
-        third.subscribe(TOPIC, "A || B || A")
-        async with first.client, second.client, first, second, third:
-            await asyncio.sleep(100)
+@staged
+async def test_equal_subscriptions_in_different_spelling_cause_no_warning(stage, caplog):
+    await stage.topic()
+    first, _ = push(stage, "first", tags="B||A")
+    second, _ = push(stage, "second", tags=" A || B ")
+    third = stage.subscribed(name="third", tags="A || B || A")
+    async with first.client, second.client, first, second, third:
+        await asyncio.sleep(100)
 
-    scenario()
     assert warnings(caplog) == []
 
 
-def test_members_that_subscribe_to_different_topics_cause_a_warning(caplog):
-    @staged
-    async def scenario(stage):
-        await stage.topic()
-        await stage.topic(name="U")
-        first, _ = push(stage, "first")
-        second = stage.consumer(name="second")
-        second.subscribe("U")
-        async with first.client, first, second:
-            await asyncio.sleep(1)
+@staged
+async def test_members_that_subscribe_to_different_topics_cause_a_warning(stage, caplog):
+    await stage.topic()
+    await stage.topic(name="U")
+    first, _ = push(stage, "first")
+    second = stage.consumer(name="second")
+    second.subscribe("U")
+    async with first.client, first, second:
+        await asyncio.sleep(1)
 
-    scenario()
     assert "(T: nothing here, * there; U: * here, nothing there)" in warnings(caplog)[0]
 
 
@@ -255,32 +236,28 @@ def test_members_that_subscribe_to_different_topics_cause_a_warning(caplog):
         ({}, True),
     ],
 )
-def test_subscriptions_reported_by_a_stock_broker_are_compared(caplog, table, is_warned):
+@acting()
+async def test_subscriptions_reported_by_a_stock_broker_are_compared(
+    stage, table, is_warned, caplog
+):
     told = {
         topic: bodies.SubscriptionData(topic, text, [], [], 1, kind or "TAG")
         for topic, (text, kind) in table.items()
     }
+    stage.broker.consumers[GROUP] = ConsumerConnections(
+        [ClientConnection("10.0.0.1:1", "other", "JAVA", 409)],
+        "CONSUME_FROM_LAST_OFFSET", "CONSUME_PASSIVELY", "CLUSTERING", told,
+    )  # fmt: skip
+    async with stage.reading():
+        pass
 
-    @acting()
-    async def scenario(stage):
-        stage.broker.consumers[GROUP] = ConsumerConnections(
-            [ClientConnection("10.0.0.1:1", "other", "JAVA", 409)],
-            "CONSUME_FROM_LAST_OFFSET", "CONSUME_PASSIVELY", "CLUSTERING", told,
-        )  # fmt: skip
-        async with stage.client() as client, stage.reader(client):
-            pass
-
-    scenario()
     assert bool(warnings(caplog)) is is_warned
 
 
-def test_a_broker_that_reports_no_subscriptions_causes_no_warning(caplog):
-    @acting()
-    async def scenario(stage):
-        reply = {RequestCode.GET_CONSUMER_CONNECTION_LIST: answering(0)}
-        stage.cluster.replies.update(reply)
-        async with stage.client() as client, stage.reader(client) as consumer:
-            await stage.until(lambda: consumer.queues)
+@acting()
+async def test_a_broker_that_reports_no_subscriptions_causes_no_warning(stage, caplog):
+    stage.cluster.replies[RequestCode.GET_CONSUMER_CONNECTION_LIST] = answering(0)
+    async with stage.reading() as consumer:
+        await stage.until(lambda: consumer.queues)
 
-    scenario()
     assert warnings(caplog) == []

@@ -25,15 +25,10 @@ def nearest(inner):
 
 
 SHARING = [
-    Average(),
-    Circle(),
-    MachineRoom(frozenset({"x", "y", "z"})),
-    ConsistentHash(),
-    ConsistentHash(virtual_nodes=1),
-    nearest(Average()),
-    nearest(Circle()),
+    Average(), Circle(), MachineRoom(frozenset({"x", "y", "z"})), ConsistentHash(),
+    ConsistentHash(virtual_nodes=1), nearest(Average()), nearest(Circle()),
     nearest(ConsistentHash()),
-]
+]  # fmt: skip
 ALL = [*SHARING, ByConfig(frozenset({Queue("T", "x@a", 0)}))]
 
 brokers = st.builds("{}@{}".format, st.sampled_from("xyz"), st.sampled_from("ab"))
@@ -167,15 +162,10 @@ def test_machine_room_gives_equal_pages_and_the_remainder_one_by_one():
 @pytest.mark.parametrize(
     ("broker", "counts"),
     [
-        ("x@b", True),
-        ("x@b@", True),
-        ("y@b", False),
-        ("x", False),
-        ("x@", False),
-        ("@x", False),
+        ("x@b", True), ("x@b@", True), ("y@b", False), ("x", False), ("x@", False), ("@x", False),
         ("x@b@c", False),
     ],
-)
+)  # fmt: skip
 def test_machine_room_counts_only_brokers_named_after_the_room(broker, counts):
     strategy = MachineRoom(frozenset({"x"}))
 

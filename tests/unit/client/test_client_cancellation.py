@@ -5,8 +5,7 @@ import asyncio
 import pytest
 
 from tests.faults.cancelling import cancelled_everywhere
-from tests.unit.client.consumer_stage import GROUP, TOPIC, Stage
-from tests.unit.client.fake_cluster import FakeCluster
+from tests.unit.client.consumer_stage import GROUP, TOPIC, anywhere
 from txmq.client.client import Client
 from txmq.client.consume import Later
 from txmq.client.send.producer import Producer
@@ -15,22 +14,6 @@ from txmq.message import Message
 
 STEPS_MIN = 5
 """Fewer steps would mean that little was looked at."""
-
-
-def on_stage(scene):
-    """A scenario with a fake cluster; the scene gets the stage and the attempt."""
-
-    async def scenario(world, attempt):
-        server = world.machine("server")
-        args = (server.network, server.clock)
-        async with FakeCluster(*args, host=server.address, brokers=2) as cluster:
-            cluster.add_topic(TOPIC, 2)
-            stage = Stage(world, cluster)
-            stage.put(b"0", b"1", number=0)
-            stage.put(b"2", number=1)
-            await scene(stage, attempt)
-
-    return scenario
 
 
 def own_network(stage, attempt):
@@ -57,7 +40,7 @@ def test_a_consumer_cancelled_anywhere_closes_its_own_client(settings, again_aft
         assert len(client.tasks) == 0
         assert client.consumer(GROUP) is None
 
-    assert cancelled_everywhere(on_stage(scene), again_after=again_after) > STEPS_MIN
+    assert cancelled_everywhere(anywhere(scene), again_after=again_after) > STEPS_MIN
 
 
 @pytest.mark.fault("N12")
@@ -86,7 +69,7 @@ def test_a_consumer_cancelled_anywhere_leaves_a_shared_client_open(settings, aga
                 pass
 
     stays = ["heartbeats", "route refresh"]
-    steps = cancelled_everywhere(on_stage(scene), again_after=again_after, stays=stays)
+    steps = cancelled_everywhere(anywhere(scene), again_after=again_after, stays=stays)
     assert steps > STEPS_MIN
 
 
@@ -106,7 +89,7 @@ def test_a_second_cancellation_cuts_a_long_stop_short():
         if attempt.was_cancelled:
             assert stage.world.now() - begun < 40
 
-    assert cancelled_everywhere(on_stage(scene), again_after=5) > STEPS_MIN
+    assert cancelled_everywhere(anywhere(scene), again_after=5) > STEPS_MIN
 
 
 @pytest.mark.fault("N12")
@@ -122,7 +105,7 @@ def test_a_client_cancelled_anywhere_is_closed():
         await attempt.run(use(client))
         assert not client.is_open
 
-    assert cancelled_everywhere(on_stage(scene)) > 3
+    assert cancelled_everywhere(anywhere(scene)) > 3
 
 
 @pytest.mark.fault("N12")
@@ -142,4 +125,4 @@ def test_a_producer_cancelled_anywhere_leaves_its_group(again_after, linger):
         await attempt.run(use())
         assert client.producer("senders") is None
 
-    assert cancelled_everywhere(on_stage(scene), again_after=again_after) > 2
+    assert cancelled_everywhere(anywhere(scene), again_after=again_after) > 2

@@ -22,7 +22,7 @@ def beats(stage):
 
 @acting(brokers=2)
 async def test_a_member_sends_heartbeats_to_all_brokers_at_start_and_every_30_seconds(stage):
-    async with stage.client() as client, stage.reader(client):
+    async with stage.reading():
         both = [("broker-a", "HEART_BEAT"), ("broker-b", "HEART_BEAT")]
         assert sorted(beats(stage)) == both
         await asyncio.sleep(29)
@@ -152,26 +152,23 @@ async def test_members_rebalance_every_20_seconds_without_a_notification(stage):
 
 
 @pytest.mark.parametrize("answer", ["refused", "empty", "silent"])
-def test_a_member_keeps_its_queues_when_no_broker_lists_the_group(answer):
-    @acting(queues=2)
-    async def scenario(stage):
-        def reply(request):
-            if answer == "refused":
-                return command.answer(request, 1, remark="no consumer for this group")
-            if answer == "empty":
-                return command.answer(request, body=bodies.ConsumerIds([]).write())
-            return None
+@acting(queues=2)
+async def test_a_member_keeps_its_queues_when_no_broker_lists_the_group(stage, answer):
+    def reply(request):
+        if answer == "refused":
+            return command.answer(request, 1, remark="no consumer for this group")
+        if answer == "empty":
+            return command.answer(request, body=bodies.ConsumerIds([]).write())
+        return None
 
-        async with stage.client() as client, stage.reader(client) as consumer:
-            await stage.until(lambda: len(consumer.queues) == 3)
-            stage.cluster.replies[MEMBERS] = reply
-            client.rebalance_soon(GROUP)
-            await asyncio.sleep(60)
-            assert len(consumer.queues) == 3
-            stage.put(b"0")
-            await stage.until(lambda: stage.seen)
-
-    scenario()
+    async with stage.client() as client, stage.reader(client) as consumer:
+        await stage.until(lambda: len(consumer.queues) == 3)
+        stage.cluster.replies[MEMBERS] = reply
+        client.rebalance_soon(GROUP)
+        await asyncio.sleep(60)
+        assert len(consumer.queues) == 3
+        stage.put(b"0")
+        await stage.until(lambda: stage.seen)
 
 
 @acting(queues=2)
@@ -188,13 +185,13 @@ async def test_a_member_missing_from_the_list_sends_another_heartbeat(stage):
 @acting(brokers=2)
 async def test_another_broker_is_asked_when_one_does_not_list_the_members(stage):
     stage.broker.on_get_consumer_list_by_group = lambda request: command.answer(request, 1)
-    async with stage.client() as client, stage.reader(client) as consumer:
+    async with stage.reading() as consumer:
         await stage.until(lambda: len(consumer.queues) == 4)
 
 
 @acting(queues=1)
 async def test_new_queues_of_a_topic_are_consumed(stage):
-    async with stage.client() as client, stage.reader(client) as consumer:
+    async with stage.reading() as consumer:
         await stage.until(lambda: len(consumer.queues) == 2)
         stage.cluster.add_topic(TOPIC, 3)
         stage.put(b"0", number=2)
@@ -205,7 +202,7 @@ async def test_new_queues_of_a_topic_are_consumed(stage):
 @acting(queues=1)
 async def test_a_topic_created_after_the_consumer_starts_is_consumed(stage):
     config = stage.broker.topics.pop(TOPIC)
-    async with stage.client() as client, stage.reader(client) as consumer:
+    async with stage.reading() as consumer:
         await asyncio.sleep(60)
         assert not [queue for queue in consumer.queues if queue.topic == TOPIC]
         stage.broker.topics[TOPIC] = config
@@ -220,14 +217,14 @@ async def test_a_dead_broker_does_not_delay_queues_of_other_brokers(stage):
 
     stage.broker.on_query_consumer_offset = silent
     stage.put(b"0", broker=stage.cluster.brokers[1])
-    async with stage.client() as client, stage.reader(client):
+    async with stage.reading():
         await stage.until(lambda: stage.seen, within_s=1.0)
 
 
 @acting()
 async def test_offsets_that_fail_to_save_are_saved_at_the_next_interval(stage):
     save = RequestCode.UPDATE_CONSUMER_OFFSET
-    async with stage.client() as client, stage.reader(client):
+    async with stage.reading():
         await asyncio.sleep(1)
         stage.cluster.replies[save] = lambda request: command.answer(request, 1)
         stage.put(b"0", b"1")
@@ -245,7 +242,7 @@ async def test_a_member_that_is_listed_twice_has_one_share(stage):
     body = bodies.ConsumerIds(["here@one", "here@one"]).write()
     code = RequestCode.GET_CONSUMER_LIST_BY_GROUP
     stage.cluster.replies[code] = lambda request: command.answer(request, body=body)
-    async with stage.client() as client, stage.reader(client) as consumer:
+    async with stage.reading() as consumer:
         await stage.until(lambda: len(consumer.queues) == 5)
 
 

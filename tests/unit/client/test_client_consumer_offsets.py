@@ -125,17 +125,11 @@ async def test_a_failed_write_of_the_offset_file_is_repeated(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["nonsense", "{}", '{"offsets": [[1, 2]]}', '{"offsets": 7}', "[]"]
+    "text", ["nonsense", "{}", '{"offsets": [[1, 2]]}', '{"offsets": 7}', "[]", None]
 )
-def test_a_file_that_holds_no_offsets_is_refused(tmp_path, text):
-    (tmp_path / "g.json").write_text(text)
-
-    with pytest.raises(ConfigError):
-        FileOffsets(tmp_path, "g")
-
-
-def test_an_unreadable_offset_file_is_refused(tmp_path):
-    (tmp_path / "g.json").mkdir()
+def test_a_file_that_holds_no_offsets_or_is_a_folder_is_refused(tmp_path, text):
+    path = tmp_path / "g.json"
+    path.mkdir() if text is None else path.write_text(text)
 
     with pytest.raises(ConfigError):
         FileOffsets(tmp_path, "g")

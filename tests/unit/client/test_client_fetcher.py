@@ -29,7 +29,7 @@ async def test_a_queue_that_lost_its_end_is_not_committed_past_unhandled_message
         await go.wait()
 
     stage.put(*numbered(10))
-    async with stage.client() as client, stage.reader(client, wait, concurrency=1):
+    async with stage.reading(wait, concurrency=1):
         await stage.until(lambda: stage.seen)
         await asyncio.sleep(1)
         del stage.broker.queues[TOPIC, 0][6:]
@@ -46,7 +46,7 @@ async def test_a_replica_that_is_behind_is_not_pulled_in_a_busy_loop(stage):
         return command.answer(request, NONE_MATCHED, headers.PullAnswer(0, offset, 0, 0))
 
     stage.cluster.replies[PULL] = pull
-    async with stage.client() as client, stage.reader(client):
+    async with stage.reading():
         await asyncio.sleep(2)
         assert 20 < len(pulls(stage)) <= 41
 
@@ -61,7 +61,7 @@ async def test_pulls_that_make_no_progress_are_ignored_and_repeated_slowly(stage
 
     stage.put(b"0")
     stage.cluster.replies[PULL] = pull
-    async with stage.client() as client, stage.reader(client) as consumer:
+    async with stage.reading() as consumer:
         await asyncio.sleep(60)
         assert not stage.seen
         assert len(pulls(stage)) < 40
@@ -88,8 +88,7 @@ async def test_an_offset_reset_moves_a_group_past_a_message_that_blocks_its_queu
 
     stage.put(*numbered(10))
     stage.cluster.replies[PULL] = pull
-    settings = {"is_orderly": True, "rebalance_interval": 1000.0}
-    async with stage.client() as client, stage.reader(client, fail, **settings):
+    async with stage.reading(fail, is_orderly=True, rebalance_interval=1000.0):
         await stage.until(lambda: stage.seen)
         moved.append(8)
         await stage.until(lambda: stage.bodies()[-2:] == [b"8", b"9"])
@@ -104,7 +103,7 @@ async def test_a_broker_that_moves_the_offset_at_each_pull_is_not_pulled_in_a_bu
         return command.answer(request, MOVED, headers.PullAnswer(0, 1 - offset, 0, 9))
 
     stage.cluster.replies[PULL] = pull
-    async with stage.client() as client, stage.reader(client):
+    async with stage.reading():
         await asyncio.sleep(10)
         assert 10 < len(pulls(stage)) <= 101
 
@@ -134,7 +133,7 @@ async def test_pulls_return_to_the_master_when_a_replica_refuses(stage):
     stage.cluster.replies |= {RequestCode.GET_ROUTEINFO_BY_TOPIC: route, PULL: pull}
     stage.put(*numbered(3))
     try:
-        async with stage.client() as client, stage.reader(client):
+        async with stage.reading():
             await stage.until(lambda: len(stage.seen) == 3)
     finally:
         replica.close()

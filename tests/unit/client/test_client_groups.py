@@ -4,12 +4,7 @@ import pytest
 
 from tests.unit.client.client_stage import staged
 from txmq.client import WaitingRetries
-from txmq.errors import (
-    ConsumerOffline,
-    LimitExceeded,
-    LocalProtocolError,
-    RemoteProtocolError,
-)
+from txmq.errors import ConsumerOffline, LimitExceeded, LocalProtocolError, RemoteProtocolError
 from txmq.message import Message
 from txmq.protocol import command
 from txmq.protocol.bodies import (
@@ -59,19 +54,16 @@ async def test_an_invalid_group_name_is_refused(stage):
 
 
 @pytest.mark.parametrize("offsets", [True, False])
-def test_deleting_a_group_deletes_its_offsets_unless_asked_not_to(offsets):
-    @staged(brokers=2)
-    async def scenario(stage):
-        await stage.admin.create_group("g")
+@staged(brokers=2)
+async def test_deleting_a_group_deletes_its_offsets_unless_asked_not_to(stage, offsets):
+    await stage.admin.create_group("g")
 
-        await stage.admin.delete_group("g", offsets=offsets)
+    await stage.admin.delete_group("g", offsets=offsets)
 
-        assert await stage.admin.groups() == {}
-        (fields, _) = [request[2] for request in stage.cluster.asked if request[1].name == DELETE]
-        text = str(offsets).lower()
-        assert fields == {"groupName": "g", "removeOffset": text, "cleanOffset": text}
-
-    scenario()
+    assert await stage.admin.groups() == {}
+    (fields, _) = [request[2] for request in stage.cluster.asked if request[1].name == DELETE]
+    text = str(offsets).lower()
+    assert fields == {"groupName": "g", "removeOffset": text, "cleanOffset": text}
 
 
 @staged(brokers=2)
@@ -88,11 +80,7 @@ async def test_the_progress_of_a_group_covers_all_its_queues(stage):
     assert [
         (progress.queue, progress.broker_offset, progress.group_offset, progress.lag)
         for progress in found
-    ] == [
-        (a, 0, 0, 0),
-        (b, 3, 1, 2),
-        (u, 0, 4, 0),
-    ]
+    ] == [(a, 0, 0, 0), (b, 3, 1, 2), (u, 0, 4, 0)]
     assert [progress.queue for progress in await stage.admin.group_progress("g", "U")] == [u]
     assert await stage.admin.group_progress("h") == []
 

@@ -40,91 +40,79 @@ def reading(stage, handler, settings):
 
 
 @pytest.mark.parametrize("settings", KINDS, ids=NAMES)
-def test_a_message_sent_twice_is_handled_once(settings):
-    @staged
-    async def scenario(stage):
-        calls = []
+@staged
+async def test_a_message_sent_twice_is_handled_once(stage, settings):
+    calls = []
 
-        @idempotent(MemoryGuard(is_blocking=False), key=key_of)
-        async def handle(message):
-            calls.append(message.body)
+    @idempotent(MemoryGuard(is_blocking=False), key=key_of)
+    async def handle(message):
+        calls.append(message.body)
 
-        await stage.topic()
-        await sent(stage, b"tea", b"tea")
-        async with reading(stage, handle, settings):
-            while await stage.saved(QUEUE) != 2:
-                await asyncio.sleep(0.1)
-        assert calls == [b"tea"]
-        assert await dead(stage) == []
-
-    scenario()
+    await stage.topic()
+    await sent(stage, b"tea", b"tea")
+    async with reading(stage, handle, settings):
+        while await stage.saved(QUEUE) != 2:
+            await asyncio.sleep(0.1)
+    assert calls == [b"tea"]
+    assert await dead(stage) == []
 
 
 @pytest.mark.parametrize("settings", KINDS, ids=NAMES)
-def test_a_different_message_with_the_same_key_is_dead_lettered_at_once(settings):
-    @staged
-    async def scenario(stage):
-        calls = []
+@staged
+async def test_a_different_message_with_the_same_key_is_dead_lettered_at_once(stage, settings):
+    calls = []
 
-        @idempotent(MemoryGuard(is_blocking=False), key=key_of, scope="shop")
-        async def handle(message):
-            calls.append(message.body)
+    @idempotent(MemoryGuard(is_blocking=False), key=key_of, scope="shop")
+    async def handle(message):
+        calls.append(message.body)
 
-        await stage.topic()
-        await sent(stage, b"tea", b"milk")
-        async with reading(stage, handle, settings):
-            while not (letters := await dead(stage)):
-                await asyncio.sleep(0.1)
-        (letter,) = letters
-        assert (calls, letter.body, letter.attempts) == ([b"tea"], b"milk", 1)
-        assert "shop has used this key before" in letter.properties["DLQ_REASON"]
-
-    scenario()
+    await stage.topic()
+    await sent(stage, b"tea", b"milk")
+    async with reading(stage, handle, settings):
+        while not (letters := await dead(stage)):
+            await asyncio.sleep(0.1)
+    (letter,) = letters
+    assert (calls, letter.body, letter.attempts) == ([b"tea"], b"milk", 1)
+    assert "shop has used this key before" in letter.properties["DLQ_REASON"]
 
 
 @pytest.mark.parametrize("settings", KINDS, ids=NAMES)
-def test_a_message_being_handled_elsewhere_is_redelivered(settings, caplog):
-    @staged
-    async def scenario(stage):
-        calls = []
-        guard = MemoryGuard(is_blocking=False)
+@staged
+async def test_a_message_being_handled_elsewhere_is_redelivered(stage, settings, caplog):
+    caplog.set_level(logging.INFO)
+    calls = []
+    guard = MemoryGuard(is_blocking=False)
 
-        @idempotent(guard, key=key_of, scope="")
-        async def handle(message):
-            calls.append(message.body)
+    @idempotent(guard, key=key_of, scope="")
+    async def handle(message):
+        calls.append(message.body)
 
-        await stage.topic()
-        await sent(stage, b"tea")
-        with contextlib.suppress(ZeroDivisionError):
-            async with reading(stage, handle, settings), guard.attempt("order-1"):
-                await until(lambda: len(guard.seen) > 2)
-                assert calls == []
-                raise ZeroDivisionError  # The other attempt has failed.
-        async with reading(stage, handle, settings):
-            await until(lambda: calls)
-        assert calls == [b"tea"]
-
-    with caplog.at_level(logging.INFO):
-        scenario()
+    await stage.topic()
+    await sent(stage, b"tea")
+    with contextlib.suppress(ZeroDivisionError):
+        async with reading(stage, handle, settings), guard.attempt("order-1"):
+            await until(lambda: len(guard.seen) > 2)
+            assert calls == []
+            raise ZeroDivisionError  # The other attempt has failed.
+    async with reading(stage, handle, settings):
+        await until(lambda: calls)
+    assert calls == [b"tea"]
     said = [record for record in caplog.records if "comes again later" in record.message]
     assert said
     assert all(record.exc_info is None for record in said)
 
 
 @pytest.mark.parametrize("settings", KINDS, ids=NAMES)
-def test_a_message_with_a_version_gap_is_redelivered(settings):
-    @staged
-    async def scenario(stage):
-        calls = []
+@staged
+async def test_a_message_with_a_version_gap_is_redelivered(stage, settings):
+    calls = []
 
-        async def handle(message):
-            calls.append(message.attempts)
-            if len(calls) == 1:
-                raise VersionGap("version 3 comes before version 2")
+    async def handle(message):
+        calls.append(message.attempts)
+        if len(calls) == 1:
+            raise VersionGap("version 3 comes before version 2")
 
-        await stage.topic()
-        await sent(stage, b"3")
-        async with reading(stage, handle, settings):
-            await until(lambda: len(calls) == 2)
-
-    scenario()
+    await stage.topic()
+    await sent(stage, b"3")
+    async with reading(stage, handle, settings):
+        await until(lambda: len(calls) == 2)

@@ -47,14 +47,10 @@ def judged(handler, messages=(MESSAGE,), *, takes_batch=False):
 @pytest.mark.parametrize(
     "handler",
     [
-        later,
-        partial(later),
-        Object(),
-        Object().plain,
-        lambda message: Later(3),
+        later, partial(later), Object(), Object().plain, lambda message: Later(3),
         lambda message: later(message),
     ],
-)
+)  # fmt: skip
 def test_any_callable_can_be_a_handler(handler):
     assert judged(handler) == Later(3)
 
@@ -164,18 +160,16 @@ def test_a_failure_is_logged_with_the_number_of_the_retry(caplog, attempts, said
     assert f"a handler failed with message m of T {said}ValueError: no such account" in caplog.text
 
 
-def test_each_attempt_logs_one_line_and_each_new_failure_one_traceback(caplog):
+@run_by(in_loop)
+async def test_each_attempt_logs_one_line_and_each_new_failure_one_traceback(caplog):
     reasons = iter(["no such account\n(nor will there be)"] * 3 + ["closed"])
 
     async def fail(message):
         raise ValueError(next(reasons))
 
-    async def scenario():
-        handling = BoundHandler(fail, takes_batch=False)
-        for attempts in range(4):
-            await handling.judge([SimpleNamespace(id="m", topic="T", offset=7, attempts=attempts)])
-
-    asyncio.run(scenario())
+    handling = BoundHandler(fail, takes_batch=False)
+    for attempts in range(4):
+        await handling.judge([SimpleNamespace(id="m", topic="T", offset=7, attempts=attempts)])
     assert [record.getMessage().partition(" at 7")[2] for record in caplog.records] == [
         ": ValueError: no such account",
         ", retry 1: ValueError: no such account",
@@ -207,12 +201,19 @@ def test_awaiting_a_cancelled_future_is_a_failure_and_not_a_cancellation():
     assert judged(wait_for_the_cancelled) == Later(reason="the handler was cancelled")
 
 
-@run_by(in_loop)
-async def test_a_cancelled_handler_gives_no_verdict():
-    async def sleep(message):
+async def sleepy(message):
+    await asyncio.sleep(3600)
+
+
+async def stubborn(message):
+    with contextlib.suppress(asyncio.CancelledError):
         await asyncio.sleep(3600)
 
-    task = asyncio.create_task(BoundHandler(sleep, takes_batch=False).judge([MESSAGE]))
+
+@pytest.mark.parametrize("handler", [sleepy, stubborn], ids=["obeys", "suppresses it"])
+@run_by(in_loop)
+async def test_a_cancelled_handler_gives_no_verdict(handler):
+    task = asyncio.create_task(BoundHandler(handler, takes_batch=False).judge([MESSAGE]))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -240,16 +241,3 @@ def test_system_exit_in_a_handler_ends_the_program():
 
     with pytest.raises(SystemExit):
         judged(end)
-
-
-@run_by(in_loop)
-async def test_a_handler_that_suppresses_its_cancellation_still_counts_as_cancelled():
-    async def stubborn(message):
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.sleep(3600)
-
-    working = asyncio.create_task(BoundHandler(stubborn, takes_batch=False).judge([MESSAGE]))
-    await asyncio.sleep(0)
-    working.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await working

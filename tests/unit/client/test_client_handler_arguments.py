@@ -1,6 +1,5 @@
 """The arguments of handlers of every kind, and the reasons for bodies that do not fit."""
 
-import asyncio
 import contextlib
 from dataclasses import dataclass
 from enum import Enum
@@ -10,6 +9,7 @@ import msgspec
 import pydantic
 import pytest
 
+from tests.running import in_loop, run_by
 from txmq.client.consume.handler import BoundHandler
 from txmq.client.consume.handler_arguments import arguments_of
 from txmq.errors import PayloadInvalid, UsageError
@@ -74,29 +74,23 @@ def given(annotation, body):
     return (message,) if arguments is None else arguments(message)
 
 
-@pytest.mark.parametrize("hint", [ReceivedMessage, Message, Any, object, HasId, "ReceivedMessage"])
+@pytest.mark.parametrize(
+    "hint",
+    [ReceivedMessage, Message, Any, object, HasId, "ReceivedMessage", "elsewhere.ReceivedMessage"],
+)
 def test_a_handler_annotated_for_a_message_gets_the_message(hint):
+    """Also by a name that is imported for type checkers only."""
     assert given(hint, b"{}") == (received("T", b"{}"),)
-
-
-def test_an_annotation_imported_for_type_checkers_only_means_the_message():
-    assert given("elsewhere.ReceivedMessage", b"{}") == (received("T", b"{}"),)
 
 
 @pytest.mark.parametrize(
     ("hint", "value"),
     [
-        (Item, Item(3)),
-        ("Item", Item(3)),
-        (Plain, Plain(3)),
-        (Typed, {"count": 3}),
-        (Model, Model(count=3)),
-        (dict[str, int], {"count": 3}),
-        (Item | None, Item(3)),
-        (bytes, b'{"count": 3}'),
-        (str, '{"count": 3}'),
+        (Item, Item(3)), ("Item", Item(3)), (Plain, Plain(3)), (Typed, {"count": 3}),
+        (Model, Model(count=3)), (dict[str, int], {"count": 3}), (Item | None, Item(3)),
+        (bytes, b'{"count": 3}'), (str, '{"count": 3}'),
     ],
-)
+)  # fmt: skip
 def test_a_body_becomes_the_declared_value(hint, value):
     assert given(hint, b'{"count": 3}') == (value,)
 
@@ -191,7 +185,8 @@ def test_a_handler_with_unusable_parameters_is_refused_when_declared(handler, re
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_body_of_the_wrong_type_is_dead_lettered_without_calling_the_handler(is_async):
+@run_by(in_loop)
+async def test_a_body_of_the_wrong_type_is_dead_lettered_without_calling_the_handler(is_async):
     called, observed = [], []
 
     async def later(item: Item):
@@ -200,21 +195,14 @@ def test_a_body_of_the_wrong_type_is_dead_lettered_without_calling_the_handler(i
     def plain(item: Item):
         called.append(item)
 
-    async def scenario():
-        handler = BoundHandler(later if is_async else plain, takes_batch=False)
-        with contextlib.closing(Threads("test", 1)) as threads:
-            handler.open(
-                threads,
-                observe=lambda _: (
-                    lambda verdict, has_failed: observed.append(
-                        (verdict and verdict.level, has_failed)
-                    )
-                ),
-            )
-            await handler.judge([received("T", b'{"count": 2}')])
-            return await handler.judge([received("T", b"{}")])
+    def observe(messages):
+        return lambda verdict, has_failed: observed.append((verdict and verdict.level, has_failed))
 
-    verdict = asyncio.run(scenario())
+    handler = BoundHandler(later if is_async else plain, takes_batch=False)
+    with contextlib.closing(Threads("test", 1)) as threads:
+        handler.open(threads, observe=observe)
+        await handler.judge([received("T", b'{"count": 2}')])
+        verdict = await handler.judge([received("T", b"{}")])
 
     assert verdict.level == DEAD_LETTER
     assert verdict.reason == "the body does not fit Item: Object missing required field count"

@@ -62,65 +62,57 @@ def held(consumer):
     ids=["another joins", "cut off", "cut off in order"],
 )
 @pytest.mark.parametrize("guarded", [True, False], ids=["guarded", "bare"])
-def test_a_queue_held_by_two_members_for_a_moment_credits_each_transfer_once(
-    guarded, settings, is_cut_off, takes_s
+@staged
+async def test_a_queue_held_by_two_members_for_a_moment_credits_each_transfer_once(
+    stage, guarded, settings, is_cut_off, takes_s
 ):
     """Without a guard the same handover books twice, so both members really had the message."""
 
-    @staged
-    async def scenario(stage):
-        bank = Credits(stage, guarded=guarded)
-        await stage.topic(len(KEYS))
-        for number, key in enumerate(KEYS):
-            await stage.send(Queue(TOPIC, "broker-a", number), 1, keys=(key,))
-        async with bank.member("slow", settings, takes_s=takes_s):
-            await until(lambda: len(bank.given) == len(KEYS))
-            if is_cut_off:
-                stage.world.network.partition("slow", "server")
-            async with bank.member("quick", settings):
-                await asyncio.sleep(takes_s - 10)
-                stage.world.network.heal()
-                await asyncio.sleep(2 * takes_s)
+    bank = Credits(stage, guarded=guarded)
+    await stage.topic(len(KEYS))
+    for number, key in enumerate(KEYS):
+        await stage.send(Queue(TOPIC, "broker-a", number), 1, keys=(key,))
+    async with bank.member("slow", settings, takes_s=takes_s):
+        await until(lambda: len(bank.given) == len(KEYS))
+        if is_cut_off:
+            stage.world.network.partition("slow", "server")
+        async with bank.member("quick", settings):
+            await asyncio.sleep(takes_s - 10)
+            stage.world.network.heal()
+            await asyncio.sleep(2 * takes_s)
 
-        shared = {key for key in KEYS if bank.takers(key) == {"slow", "quick"}}
-        assert shared
-        assert Counter(bank.booked) == {
-            key: 1 if guarded or key not in shared else 2 for key in KEYS
-        }
-
-    scenario()
+    shared = {key for key in KEYS if bank.takers(key) == {"slow", "quick"}}
+    assert shared
+    assert Counter(bank.booked) == {key: 1 if guarded or key not in shared else 2 for key in KEYS}
 
 
 @pytest.mark.fault("N11")
-def test_a_member_paused_for_five_seconds_keeps_its_queues():
+@staged
+async def test_a_member_paused_for_five_seconds_keeps_its_queues(stage):
     """As when a handler blocks the event loop: the broker does not notice."""
 
-    @staged
-    async def scenario(stage):
-        bank = Credits(stage, guarded=False)
-        await stage.topic(len(KEYS))
-        one, two = bank.member("one", SOON), bank.member("two", SOON)
-        machine, is_over = stage.world.machine("one"), asyncio.Event()
+    bank = Credits(stage, guarded=False)
+    await stage.topic(len(KEYS))
+    one, two = bank.member("one", SOON), bank.member("two", SOON)
+    machine, is_over = stage.world.machine("one"), asyncio.Event()
 
-        async def take_part():
-            async with one:
-                await is_over.wait()
+    async def take_part():
+        async with one:
+            await is_over.wait()
 
-        running = machine.run(take_part())
-        async with two:
-            await until(lambda: len(held(one)) == len(held(two)) == 1)
-            before = one.queues, two.queues
-            machine.pause()
-            for number, key in enumerate(KEYS):
-                await stage.send(Queue(TOPIC, "broker-a", number), 1, keys=(key,))
-            await asyncio.sleep(5)
-            assert bank.takers("t-0") | bank.takers("t-1") == {"two"}
-            machine.resume()
-            await until(lambda: len(bank.booked) == len(KEYS), within_s=1.0)
-            await asyncio.sleep(60)
-            assert (one.queues, two.queues) == before
-            is_over.set()
-            await running
-        assert sorted(bank.booked) == KEYS
-
-    scenario()
+    running = machine.run(take_part())
+    async with two:
+        await until(lambda: len(held(one)) == len(held(two)) == 1)
+        before = one.queues, two.queues
+        machine.pause()
+        for number, key in enumerate(KEYS):
+            await stage.send(Queue(TOPIC, "broker-a", number), 1, keys=(key,))
+        await asyncio.sleep(5)
+        assert bank.takers("t-0") | bank.takers("t-1") == {"two"}
+        machine.resume()
+        await until(lambda: len(bank.booked) == len(KEYS), within_s=1.0)
+        await asyncio.sleep(60)
+        assert (one.queues, two.queues) == before
+        is_over.set()
+        await running
+    assert sorted(bank.booked) == KEYS

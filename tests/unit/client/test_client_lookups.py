@@ -1,6 +1,6 @@
 import pytest
 
-from tests.unit.client.client_stage import staged
+from tests.unit.client.client_stage import QUEUE, staged
 from txmq.errors import InternalError, LocalProtocolError, NotFound, TopicNotFound
 from txmq.message import Message
 from txmq.protocol.record import host_bytes, offset_id
@@ -21,24 +21,20 @@ async def test_a_message_is_viewed_at_the_broker_that_stores_it(stage):
         assert (got.queue, got.id, got.body) == (queue, receipt.id, str(queue).encode())
 
 
-@staged()
+@staged(topic="T")
 async def test_a_message_at_a_broker_unknown_to_the_name_server_has_no_broker_name(stage):
-    (queue, *_) = stage.cluster.add_topic("T")
-    receipt = await stage.admin.send(message(), queue)
+    receipt = await stage.admin.send(message(), QUEUE)
     stage.cluster.brokers.clear()
 
     assert (await stage.admin.view(receipt.offset_id)).queue.broker == ""
 
 
 @pytest.mark.parametrize("text", ["", "xyz", "00", "0" * 33])
-def test_a_malformed_offset_id_is_refused_without_a_request(text):
-    @staged()
-    async def scenario(stage):
-        with pytest.raises(LocalProtocolError):
-            await stage.admin.view(text)
-        assert stage.cluster.asked == []
-
-    scenario()
+@staged()
+async def test_a_malformed_offset_id_is_refused_without_a_request(stage, text):
+    with pytest.raises(LocalProtocolError):
+        await stage.admin.view(text)
+    assert stage.cluster.asked == []
 
 
 @staged()
@@ -65,25 +61,16 @@ async def test_a_key_finds_messages_of_all_brokers_oldest_first(stage):
     assert {hit.queue.broker for hit in found} == {"broker-a", "broker-b"}
 
 
-@staged()
-async def test_a_message_whose_key_only_shares_the_hash_is_not_found(stage):
-    stage.cluster.add_topic("T")
+@staged(brokers=2, topic="T")
+async def test_an_unused_key_finds_nothing_even_if_another_shares_its_hash(stage):
+    assert await stage.admin.query("T", "kith") == []
     await stage.admin.send(message("kin"))
 
     assert await stage.admin.query("T", "kith") == []
 
 
-@staged(brokers=2)
-async def test_an_unused_key_finds_nothing(stage):
-    stage.cluster.add_topic("T")
-
-    assert await stage.admin.query("T", "k") == []
-
-
-@staged()
+@staged(topic="T")
 async def test_a_query_passes_its_bounds_to_the_broker(stage):
-    stage.cluster.add_topic("T")
-
     await stage.admin.query("T", "k", count=3, begin_ms=5, end_ms=6)
 
     fields = stage.cluster.asked[-1][2]
@@ -113,9 +100,8 @@ async def test_of_a_message_sent_twice_the_earlier_one_is_found(stage):
     assert (await stage.admin.find("T", "SAME")).queue == b
 
 
-@staged()
+@staged(topic="T")
 async def test_an_unknown_message_id_is_not_found(stage):
-    stage.cluster.add_topic("T")
     receipt = await stage.admin.send(message())
 
     with pytest.raises(NotFound):

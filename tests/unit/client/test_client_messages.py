@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from tests.unit.client.client_stage import staged
+from tests.unit.client.client_stage import QUEUE, staged
 from txmq.client import PullOutcome
 from txmq.client.admin.messages import HOLD_GRACE_S
 from txmq.errors import (
@@ -39,9 +39,8 @@ def refuse(code):
     return lambda request: command.answer(request, code, remark="because")
 
 
-@staged()
+@staged(topic="T")
 async def test_a_sent_message_can_be_pulled(stage):
-    stage.cluster.add_topic("T")
     sent = message(tags="A", keys=("k1", "k2"), properties={"p": "q"}, flag=5)
 
     receipt = await stage.admin.send(sent)
@@ -55,11 +54,9 @@ async def test_a_sent_message_can_be_pulled(stage):
     assert (batch.outcome, batch.found, batch.next_offset) == (PullOutcome.FOUND, True, 1)
 
 
-@staged()
+@staged(topic="T")
 async def test_a_send_has_the_header_fields_of_stock_producers(stage):
-    (queue, *_) = stage.cluster.add_topic("T")
-
-    receipt = await stage.admin.send(message(), queue)
+    receipt = await stage.admin.send(message(), QUEUE)
 
     ((_, _, fields),) = [request for request in stage.cluster.asked if request[1] == SEND]
     born = int(fields.pop("g"))
@@ -100,10 +97,9 @@ async def test_sending_to_a_queue_of_another_topic_is_refused(stage):
         await stage.admin.send(message(), Queue("U", "broker-a", 0))
 
 
-@staged()
+@staged(topic="T")
 async def test_the_queue_of_a_result_is_the_one_that_the_broker_reports(stage):
     """A topic that is created by its first message may have fewer queues than were asked for."""
-    stage.cluster.add_topic("T")
     answer = {"msgId": "00", "queueId": "0", "queueOffset": "9"}
     stage.cluster.replies[SEND] = lambda request: command.answer(request, 0, answer)
 
@@ -139,21 +135,16 @@ async def test_a_send_to_a_read_only_topic_is_refused(stage):
 @pytest.mark.parametrize(
     ("code", "leaf", "effect"), [(2, BrokerBusy, Effect.NONE), (10, FlushTimeout, Effect.APPLIED)]
 )
-def test_a_refusal_says_whether_the_message_is_stored(code, leaf, effect):
-    @staged()
-    async def scenario(stage):
-        stage.cluster.add_topic("T")
-        stage.cluster.replies[SEND] = refuse(code)
-        with pytest.raises(leaf, match="because") as caught:
-            await stage.admin.send(message())
-        assert caught.value.effect is effect
-
-    scenario()
+@staged(topic="T")
+async def test_a_refusal_says_whether_the_message_is_stored(stage, code, leaf, effect):
+    stage.cluster.replies[SEND] = refuse(code)
+    with pytest.raises(leaf, match="because") as caught:
+        await stage.admin.send(message())
+    assert caught.value.effect is effect
 
 
-@staged()
+@staged(topic="T")
 async def test_a_send_without_an_answer_is_not_repeated(stage):
-    stage.cluster.add_topic("T")
     stage.cluster.replies[SEND] = lambda request: None
 
     with pytest.raises(RequestTimeout):
@@ -162,29 +153,27 @@ async def test_a_send_without_an_answer_is_not_repeated(stage):
     assert len(stage.cluster.codes("SEND_MESSAGE_V2")) == 1
 
 
-@staged()
+@staged(topic="T")
 async def test_the_route_is_fetched_again_after_a_topic_not_found_refusal(stage):
-    (queue, *_) = stage.cluster.add_topic("T")
-    await stage.admin.send(message(), queue)
+    await stage.admin.send(message(), QUEUE)
     stage.cluster.replies[SEND] = refuse(17)
     with pytest.raises(TopicNotFound):
-        await stage.admin.send(message(), queue)
+        await stage.admin.send(message(), QUEUE)
     del stage.cluster.replies[SEND]
 
-    await stage.admin.send(message(), queue)
+    await stage.admin.send(message(), QUEUE)
 
     assert len(stage.cluster.codes(ROUTE)) == 2
 
 
-@staged()
+@staged(topic="T")
 async def test_the_route_is_fetched_again_after_a_failed_connection(stage):
-    (queue, *_) = stage.cluster.add_topic("T")
     await stage.session.route("T")
     stage.cluster.listeners[0].close()
 
     for _ in range(2):
         with pytest.raises(ConnectFailed) as caught:
-            await stage.admin.send(message(), queue)
+            await stage.admin.send(message(), QUEUE)
         assert caught.value.effect is Effect.NONE
 
     assert len(stage.cluster.codes(ROUTE)) == 2
@@ -193,16 +182,15 @@ async def test_the_route_is_fetched_again_after_a_failed_connection(stage):
 # Batches
 
 
-@staged()
+@staged(topic="T")
 async def test_a_batch_is_stored_together(stage):
-    (queue, *_) = stage.cluster.add_topic("T")
-    await stage.admin.send(message(), queue)
+    await stage.admin.send(message(), QUEUE)
     large = b"x" * 9000
 
-    results = await stage.admin.send_batch([message(b"1"), message(large, tags="B")], queue)
+    results = await stage.admin.send_batch([message(b"1"), message(large, tags="B")], QUEUE)
 
-    batch = await stage.admin.pull(queue, results[0].offset)
-    assert [(stored.queue, stored.offset) for stored in results] == [(queue, 1), (queue, 2)]
+    batch = await stage.admin.pull(QUEUE, results[0].offset)
+    assert [(stored.queue, stored.offset) for stored in results] == [(QUEUE, 1), (QUEUE, 2)]
     assert [stored.body for stored in batch.messages] == [b"1", large]
     assert [stored.id for stored in batch.messages] == [stored.id for stored in results]
     assert [stored.offset_id for stored in batch.messages] == [
@@ -220,14 +208,11 @@ async def test_a_batch_is_stored_together(stage):
         [message(), message(properties={"DELAY": "3"})],
     ],
 )
-def test_an_invalid_batch_is_refused_without_a_request(messages):
-    @staged()
-    async def scenario(stage):
-        with pytest.raises(LocalProtocolError):
-            await stage.admin.send_batch(messages)
-        assert stage.cluster.asked == []
-
-    scenario()
+@staged()
+async def test_an_invalid_batch_is_refused_without_a_request(stage, messages):
+    with pytest.raises(LocalProtocolError):
+        await stage.admin.send_batch(messages)
+    assert stage.cluster.asked == []
 
 
 @staged()
@@ -239,57 +224,50 @@ async def test_a_batch_larger_than_the_largest_message_is_refused(stage):
 # Pulls
 
 
-@staged()
+@staged(topic="T")
 async def test_a_pull_returns_no_more_than_the_requested_count(stage):
-    (queue, *_) = stage.cluster.add_topic("T")
     for n in range(5):
-        await stage.admin.send(message(b"%d" % n), queue)
+        await stage.admin.send(message(b"%d" % n), QUEUE)
 
-    batch = await stage.admin.pull(queue, 1, 3)
+    batch = await stage.admin.pull(QUEUE, 1, 3)
 
     assert [pulled.body for pulled in batch.messages] == [b"1", b"2", b"3"]
     assert (batch.next_offset, batch.min_offset, batch.max_offset) == (4, 0, 5)
 
 
-@staged()
+@staged(topic="T")
 async def test_a_pull_without_messages_returns_the_next_offset(stage):
-    (queue, *_) = stage.cluster.add_topic("T")
-
-    empty = await stage.admin.pull(queue, 0)
-    moved = await stage.admin.pull(queue, 50)
+    empty = await stage.admin.pull(QUEUE, 0)
+    moved = await stage.admin.pull(QUEUE, 50)
 
     assert (empty.outcome, empty.found, empty.messages) == (PullOutcome.EMPTY, False, ())
     assert (moved.outcome, moved.next_offset) == (PullOutcome.MOVED, 0)
 
 
-@staged()
+@staged(topic="T")
 async def test_a_pull_where_no_message_matched_continues_behind_them(stage):
-    (queue, *_) = stage.cluster.add_topic("T")
     bounds = PullAnswer(0, 7, 0, 9)
     stage.cluster.replies[PULL] = lambda request: command.answer(request, 20, bounds)
 
-    batch = await stage.admin.pull(queue, 3)
+    batch = await stage.admin.pull(QUEUE, 3)
 
     assert (batch.outcome, batch.next_offset) == (PullOutcome.NONE_MATCHED, 7)
 
 
-@staged()
+@staged(topic="T")
 async def test_tags_are_compared_by_text_where_the_broker_compared_hashes(stage):
-    (queue, *_) = stage.cluster.add_topic("T")
     for tag in ("Aa", "BB", "C"):  # The first two have one hash in Java.
-        await stage.admin.send(message(tags=tag), queue)
+        await stage.admin.send(message(tags=tag), QUEUE)
 
-    batch = await stage.admin.pull(queue, 0, tags="Aa || C")
+    batch = await stage.admin.pull(QUEUE, 0, tags="Aa || C")
 
     assert [pulled.tags for pulled in batch.messages] == ["Aa", "C"]
     assert batch.next_offset == 3
 
 
-@staged()
+@staged(topic="T")
 async def test_a_pull_needs_no_heartbeat_and_commits_nothing(stage):
-    (queue, *_) = stage.cluster.add_topic("T")
-
-    await stage.admin.pull(queue, 4, 5, "g", hold=1.5, tags="A")
+    await stage.admin.pull(QUEUE, 4, 5, "g", hold=1.5, tags="A")
 
     ((_, _, fields),) = [request for request in stage.cluster.asked if request[1] == PULL]
     assert int(fields.pop("sysFlag")) == PullFlag.SUSPEND | PullFlag.SUBSCRIPTION
@@ -300,65 +278,57 @@ async def test_a_pull_needs_no_heartbeat_and_commits_nothing(stage):
     }  # fmt: skip
 
 
-@staged()
+@staged(topic="T")
 async def test_a_pull_without_a_hold_does_not_ask_for_one(stage):
-    (queue, *_) = stage.cluster.add_topic("T")
-
-    await stage.admin.pull(queue, 0)
+    await stage.admin.pull(QUEUE, 0)
 
     ((_, _, fields),) = [request for request in stage.cluster.asked if request[1] == PULL]
     assert int(fields["sysFlag"]) == PullFlag.SUBSCRIPTION
 
 
-@staged()
+@staged(topic="T")
 async def test_a_held_pull_times_out_after_its_hold_and_a_grace_period(stage):
-    (queue, *_) = stage.cluster.add_topic("T")
     stage.cluster.replies[PULL] = lambda request: None
     before = stage.world.now()
 
     with pytest.raises(RequestTimeout):
-        await stage.admin.pull(queue, 0, hold="20s")
+        await stage.admin.pull(QUEUE, 0, hold="20s")
 
     assert stage.world.now() - before == pytest.approx(20 + HOLD_GRACE_S, abs=0.1)
 
 
-@staged()
+@staged(topic="T")
 async def test_a_held_pull_does_not_delay_other_requests(stage):
-    (queue, *_) = stage.cluster.add_topic("T")
     stage.cluster.replies[PULL] = lambda request: None
-    held = asyncio.create_task(stage.admin.pull(queue, 0, hold="20s"))
+    held = asyncio.create_task(stage.admin.pull(QUEUE, 0, hold="20s"))
     await asyncio.sleep(1)
 
-    receipt = await stage.admin.send(message(), queue)
+    receipt = await stage.admin.send(message(), QUEUE)
 
     assert receipt.offset == 0
     held.cancel()
     await asyncio.gather(held, return_exceptions=True)
 
 
-@staged()
+@staged(topic="T")
 async def test_a_refused_pull_is_an_error(stage):
-    (queue, *_) = stage.cluster.add_topic("T")
     stage.cluster.replies[PULL] = refuse(16)
 
     with pytest.raises(NoPermission, match="because"):
-        await stage.admin.pull(queue, 0)
+        await stage.admin.pull(QUEUE, 0)
 
 
-@staged()
+@staged(topic="T")
 async def test_a_malformed_record_in_a_pull_is_a_remote_protocol_error(stage):
-    (queue, *_) = stage.cluster.add_topic("T")
     bounds = PullAnswer(0, 1, 0, 1)
     stage.cluster.replies[PULL] = lambda request: command.answer(request, 0, bounds, body=b"junk")
 
     with pytest.raises(RemoteProtocolError):
-        await stage.admin.pull(queue, 0)
+        await stage.admin.pull(QUEUE, 0)
 
 
-@staged()
+@staged(topic="T")
 async def test_a_pull_of_an_unknown_queue_is_refused(stage):
-    stage.cluster.add_topic("T")
-
     with pytest.raises(TopicNotFound):
         await stage.admin.pull(Queue("T", "broker-z", 0), 0)
 
@@ -373,9 +343,8 @@ def handle(topic="T", broker="broker-b"):
     return encode(RecallHandle(topic, broker, 1_735_689_600_001, "AC11"))
 
 
-@staged(brokers=2)
+@staged(brokers=2, topic="T")
 async def test_a_message_is_recalled_at_the_broker_that_holds_it(stage):
-    stage.cluster.add_topic("T")
     stage.cluster.replies[RECALL] = lambda request: command.answer(request, 0, RecallAnswer("AC11"))
 
     assert await stage.admin.recall("T", handle(), group="g") == "AC11"
@@ -398,9 +367,8 @@ async def test_a_message_of_a_topic_without_a_route_can_be_recalled(stage):
     assert await stage.admin.recall("T", handle(broker="broker-a")) == "AC11"
 
 
-@staged()
+@staged(topic="T")
 async def test_the_result_of_a_delayed_send_has_a_recall_handle(stage):
-    stage.cluster.add_topic("T")
     assert (await stage.admin.send(message())).recall_handle is None
     told = SendAnswer("00", 0, 7, recall_handle=handle())
     stage.cluster.replies[SEND] = lambda request: command.answer(request, 0, told)
@@ -410,9 +378,8 @@ async def test_the_result_of_a_delayed_send_has_a_recall_handle(stage):
     assert result.recall_handle == handle()
 
 
-@staged()
+@staged(topic="T")
 async def test_an_invalid_recall_handle_is_refused_without_a_request(stage):
-    stage.cluster.add_topic("T")
     with pytest.raises(IllegalOperation, match="'nonsense' is not a recall handle"):
         await stage.admin.recall("T", "nonsense")
     with pytest.raises(IllegalOperation, match="is of a message for U, not T"):
@@ -420,9 +387,8 @@ async def test_an_invalid_recall_handle_is_refused_without_a_request(stage):
     assert stage.cluster.asked == []
 
 
-@staged()
+@staged(topic="T")
 async def test_a_failed_recall_raises_the_error_that_fits_its_cause(stage):
-    stage.cluster.add_topic("T")
     here = handle(broker="broker-a")
     with pytest.raises(TopicNotFound, match="broker-b"):
         await stage.admin.recall("T", handle())

@@ -1,6 +1,6 @@
 import pytest
 
-from tests.unit.client.client_stage import staged
+from tests.unit.client.client_stage import QUEUE, staged
 from txmq.client.admin.offsets import TO_THE_END
 from txmq.errors import TopicNotFound
 from txmq.message import Message, Queue
@@ -19,24 +19,22 @@ async def fill(stage, queue, count):
     return first
 
 
-@staged()
+@staged(topic="T")
 async def test_a_queue_has_a_min_and_a_max_offset(stage):
-    (queue, *_) = stage.cluster.add_topic("T")
-    assert await stage.admin.max_offset(queue) == 0
+    assert await stage.admin.max_offset(QUEUE) == 0
 
-    await fill(stage, queue, 3)
+    await fill(stage, QUEUE, 3)
 
-    assert (await stage.admin.min_offset(queue), await stage.admin.max_offset(queue)) == (0, 3)
+    assert (await stage.admin.min_offset(QUEUE), await stage.admin.max_offset(QUEUE)) == (0, 3)
 
 
-@staged()
+@staged(topic="T")
 async def test_an_offset_is_found_by_time(stage):
-    (queue, *_) = stage.cluster.add_topic("T")
-    first_ms = await fill(stage, queue, 3)
+    first_ms = await fill(stage, QUEUE, 3)
 
-    assert await stage.admin.offset_by_time(queue, first_ms) == 0
-    assert await stage.admin.offset_by_time(queue, first_ms + 1500) == 2
-    assert await stage.admin.offset_by_time(queue, first_ms + 9000) == 3
+    assert await stage.admin.offset_by_time(QUEUE, first_ms) == 0
+    assert await stage.admin.offset_by_time(QUEUE, first_ms + 1500) == 2
+    assert await stage.admin.offset_by_time(QUEUE, first_ms + 9000) == 3
 
 
 @staged()
@@ -69,23 +67,19 @@ async def test_resetting_a_group_without_consumers_writes_its_offsets(stage):
     assert await stage.admin.committed_offset("g", queue) == 1
 
 
+@pytest.mark.parametrize(
+    ("committed", "force", "target"), [(None, True, 3), (1, False, 1)], ids=["forced", "not forced"]
+)
 @staged()
-async def test_a_group_can_be_reset_to_the_end(stage):
+async def test_only_a_forced_reset_to_the_end_skips_messages(stage, committed, force, target):
     (queue, other) = stage.cluster.add_topic("T")
     await fill(stage, queue, 3)
+    if committed is not None:
+        await stage.admin.commit_offset("g", queue, committed)
 
-    assert await stage.admin.reset_offset("g", "T", TO_THE_END) == {queue: 3, other: 0}
+    moved = await stage.admin.reset_offset("g", "T", TO_THE_END, force=force)
 
-
-@staged()
-async def test_a_reset_without_force_skips_no_messages(stage):
-    (queue, other) = stage.cluster.add_topic("T")
-    await fill(stage, queue, 3)
-    await stage.admin.commit_offset("g", queue, 1)
-
-    moved = await stage.admin.reset_offset("g", "T", TO_THE_END, force=False)
-
-    assert moved == {queue: 1, other: 0}
+    assert moved == {queue: target, other: 0}
 
 
 @staged(brokers=2)

@@ -30,7 +30,7 @@ async def test_messages_of_a_queue_are_handled_one_at_a_time(stage):
         await asyncio.sleep(1)
         at_work.pop()
 
-    async with stage.client() as client, stage.reader(client, alone, **ORDERLY):
+    async with stage.reading(alone, **ORDERLY):
         await stage.until(lambda: len(stage.seen) == 5)
     assert stage.bodies() == [b"0", b"1", b"2", b"3", b"4"]
     assert stage.committed() == 5
@@ -49,7 +49,7 @@ async def test_queues_are_handled_in_parallel_up_to_the_concurrency(stage):
         await asyncio.sleep(1)
         at_work.remove(message)
 
-    async with stage.client() as client, stage.reader(client, slow, concurrency=2, **ORDERLY):
+    async with stage.reading(slow, concurrency=2, **ORDERLY):
         await stage.until(lambda: len(at_work) == 2)
         await stage.until(lambda: len(stage.seen) == 3)
 
@@ -64,7 +64,7 @@ async def test_a_failure_suspends_the_queue_and_retries_the_same_message(stage):
         return None
 
     stage.put(b"0", b"1")
-    async with stage.client() as client, stage.reader(client, fail, **ORDERLY):
+    async with stage.reading(fail, **ORDERLY):
         await stage.until(lambda: stage.bodies() == [b"0"] * 4 + [b"1"])
     at = [moment for _, _, _, moment in stage.seen]
     assert [round(b - a) for a, b in zip(at, at[1:], strict=False)] == [1, 7, 1, 0]
@@ -79,8 +79,7 @@ async def test_a_message_that_failed_too_often_goes_to_the_dead_letters(stage):
             raise ValueError
 
     stage.put(b"0", b"1")
-    settings = {**ORDERLY, "attempts_max": 2}
-    async with stage.client() as client, stage.reader(client, fail, **settings):
+    async with stage.reading(fail, attempts_max=2, **ORDERLY):
         await stage.until(lambda: stage.bodies() == [b"0", b"0", b"0", b"1"])
     (head,) = stage.asked(SEND_BACK)
     assert (head["delayLevel"], head["maxReconsumeTimes"]) == ("-1", "2")
@@ -95,8 +94,7 @@ async def test_a_message_that_cannot_be_dead_lettered_is_retried_further(stage):
         return Later() if message.body == b"0" and message.attempts < 4 else None
 
     stage.put(b"0", b"1")
-    settings = {**ORDERLY, "attempts_max": 1}
-    async with stage.client() as client, stage.reader(client, fail, **settings):
+    async with stage.reading(fail, attempts_max=1, **ORDERLY):
         await stage.until(lambda: stage.bodies() == [b"0"] * 5 + [b"1"])
 
 
@@ -107,15 +105,14 @@ async def test_broadcast_consumers_need_no_locks_and_drop_failed_messages(stage)
 
     stage.put(b"0", b"1")
     with tempfile.TemporaryDirectory() as base:
-        settings = {**ORDERLY, "is_broadcast": True, "offsets_path": Path(base)}
-        async with stage.client() as client, stage.reader(client, fail, **settings):
+        async with stage.reading(fail, is_broadcast=True, offsets_path=Path(base), **ORDERLY):
             await stage.until(lambda: stage.bodies() == [b"0", b"1"])
     assert not stage.asked(LOCK)
 
 
 @acting()
 async def test_locks_are_renewed_while_they_are_held(stage):
-    async with stage.client() as client, stage.reader(client, **ORDERLY) as consumer:
+    async with stage.reading(**ORDERLY) as consumer:
         await stage.until(lambda: QUEUE in consumer.positions())
         before = len(stage.asked(LOCK))
         await asyncio.sleep(5 * RENEW_S)
@@ -126,7 +123,7 @@ async def test_locks_are_renewed_while_they_are_held(stage):
 
 @acting()
 async def test_a_queue_locked_by_another_member_is_released(stage):
-    async with stage.client() as client, stage.reader(client, **ORDERLY) as consumer:
+    async with stage.reading(**ORDERLY) as consumer:
         await stage.until(lambda: QUEUE in consumer.positions())
         stage.broker.locks[GROUP, TOPIC, 0] = "somebody else"
         await asyncio.sleep(RENEW_S + 1)
@@ -140,7 +137,7 @@ async def test_a_queue_locked_by_another_member_is_released(stage):
 
 @acting()
 async def test_nothing_is_handled_once_a_lock_may_have_expired(stage):
-    async with stage.client() as client, stage.reader(client, **ORDERLY) as consumer:
+    async with stage.reading(**ORDERLY) as consumer:
         await stage.until(lambda: QUEUE in consumer.positions())
         stage.cluster.replies[LOCK] = lambda request: None
         await asyncio.sleep(LOCK_S)
@@ -158,7 +155,7 @@ async def test_a_lock_is_checked_again_after_a_suspension(stage):
         return Later(suspend=30.0)
 
     stage.put(b"0")
-    async with stage.client() as client, stage.reader(client, fail, stop_timeout=0, **ORDERLY):
+    async with stage.reading(fail, stop_timeout=0, **ORDERLY):
         await stage.until(lambda: stage.seen)
         stage.cluster.replies[LOCK] = lambda request: None
         await asyncio.sleep(60)
@@ -234,7 +231,7 @@ async def test_a_queue_is_handed_over_only_after_its_handler_ends(stage):
 async def test_a_lock_is_released_when_the_start_offset_cannot_be_read(stage):
     query = RequestCode.QUERY_CONSUMER_OFFSET
     stage.cluster.replies[query] = lambda request: command.answer(request, 1, remark="no")
-    async with stage.client() as client, stage.reader(client, **ORDERLY) as consumer:
+    async with stage.reading(**ORDERLY) as consumer:
         await stage.until(lambda: len(stage.asked(query)) > 3)
         await stage.until(lambda: not stage.broker.locks)
         assert not consumer.queues
@@ -243,24 +240,21 @@ async def test_a_lock_is_released_when_the_start_offset_cannot_be_read(stage):
 
 
 @pytest.mark.parametrize("name", ["lock", "unlock"])
-def test_lock_and_unlock_requests_name_the_client_and_the_group(name):
-    @acting()
-    async def scenario(stage):
-        told = []
-        code = RequestCode.LOCK_BATCH_MQ if name == "lock" else RequestCode.UNLOCK_BATCH_MQ
+@acting()
+async def test_lock_and_unlock_requests_name_the_client_and_the_group(stage, name):
+    told = []
+    code = RequestCode.LOCK_BATCH_MQ if name == "lock" else RequestCode.UNLOCK_BATCH_MQ
 
-        def note(request):
-            asked = LockRequest.read(request.body)
-            told.append((asked.client_id, asked.consumer_group, len(asked.mq_set)))
-            body = LockedQueues(asked.mq_set).write() if name == "lock" else b""
-            return command.answer(request, body=body)
+    def note(request):
+        asked = LockRequest.read(request.body)
+        told.append((asked.client_id, asked.consumer_group, len(asked.mq_set)))
+        body = LockedQueues(asked.mq_set).write() if name == "lock" else b""
+        return command.answer(request, body=body)
 
-        stage.cluster.replies[code] = note
-        async with stage.client() as client, stage.reader(client, **ORDERLY) as consumer:
-            await stage.until(lambda: len(consumer.queues) == 2)
-        assert set(told) == {("here@one", GROUP, 1)}
-
-    scenario()
+    stage.cluster.replies[code] = note
+    async with stage.reading(**ORDERLY) as consumer:
+        await stage.until(lambda: len(consumer.queues) == 2)
+    assert set(told) == {("here@one", GROUP, 1)}
 
 
 @acting(queues=2)
@@ -299,7 +293,7 @@ async def test_a_queue_whose_lock_expired_restarts_from_the_committed_offset(sta
             await asyncio.sleep(100)
 
     stage.put(*[b"%d" % number for number in range(4)])
-    async with stage.client() as client, stage.reader(client, slow, **ORDERLY):
+    async with stage.reading(slow, **ORDERLY):
         await stage.until(lambda: stage.seen)
         stage.cluster.replies[LOCK] = lambda request: None
         await asyncio.sleep(75)
@@ -322,6 +316,6 @@ async def test_a_handler_cut_short_by_a_stop_ends_before_its_queue_is_unlocked(s
             ends.append(len(stage.broker.locks))
 
     stage.put(b"0")
-    async with stage.client() as client, stage.reader(client, slow, stop_timeout=1, **ORDERLY):
+    async with stage.reading(slow, stop_timeout=1, **ORDERLY):
         await stage.until(lambda: stage.seen)
     assert ends == [1]

@@ -26,22 +26,21 @@ def put_poison(stage, topic=TOPIC, text="UNIQ_KEY\x01P\x02"):
 
 @pytest.mark.fault("M12")
 @pytest.mark.parametrize("settings", [{}, {"is_orderly": True}])
-def test_a_body_that_does_not_decompress_is_dead_lettered_and_the_queue_goes_on(settings):
-    @acting()
-    async def scenario(stage):
-        stage.put(b"0")
-        put_poison(stage)
-        stage.put(b"2")
-        async with stage.client() as client, stage.reader(client, **settings) as consumer:
-            await stage.until(lambda: stage.bodies() == [b"0", b"2"])
-            await stage.until(lambda: stage.asked(SEND_BACK))
-            await consumer.commit()
-            assert stage.committed() == 3
-        (head,) = stage.asked(SEND_BACK)
-        assert (head["group"], head["delayLevel"], head["originTopic"]) == (GROUP, "-1", TOPIC)
-        assert "does not decompress" in head["reason"]
-
-    scenario()
+@acting()
+async def test_a_body_that_does_not_decompress_is_dead_lettered_and_the_queue_goes_on(
+    stage, settings
+):
+    stage.put(b"0")
+    put_poison(stage)
+    stage.put(b"2")
+    async with stage.reading(**settings) as consumer:
+        await stage.until(lambda: stage.bodies() == [b"0", b"2"])
+        await stage.until(lambda: stage.asked(SEND_BACK))
+        await consumer.commit()
+        assert stage.committed() == 3
+    (head,) = stage.asked(SEND_BACK)
+    assert (head["group"], head["delayLevel"], head["originTopic"]) == (GROUP, "-1", TOPIC)
+    assert "does not decompress" in head["reason"]
 
 
 @acting()
@@ -49,10 +48,7 @@ async def test_a_failed_dead_letter_is_retried_while_the_queue_goes_on(stage):
     stage.cluster.replies[SEND_BACK] = lambda request: command.answer(request, 1, remark="no")
     put_poison(stage)
     stage.put(b"1")
-    async with (
-        stage.client() as client,
-        stage.reader(client, span_max=10, pull_batch=1) as consumer,
-    ):
+    async with stage.reading(span_max=10, pull_batch=1) as consumer:
         await stage.until(lambda: stage.bodies() == [b"1"], within_s=1)
         await consumer.commit()
         assert stage.committed() == 0
@@ -70,7 +66,7 @@ async def test_a_failed_dead_letter_is_retried_while_the_queue_goes_on(stage):
 async def test_an_unreadable_message_with_other_tags_is_skipped(stage):
     put_poison(stage)
     stage.put(b"1", tags="A")
-    async with stage.client() as client, stage.reader(client, tags="A"):
+    async with stage.reading(tags="A"):
         await stage.until(lambda: stage.bodies() == [b"1"])
     assert stage.committed() == 2
     assert not stage.asked(SEND_BACK)
@@ -79,7 +75,7 @@ async def test_an_unreadable_message_with_other_tags_is_skipped(stage):
 @acting()
 async def test_an_unreadable_retry_keeps_its_original_topic(stage):
     put_poison(stage, f"%RETRY%{GROUP}", f"RETRY_TOPIC\x01{TOPIC}\x02")
-    async with stage.client() as client, stage.reader(client):
+    async with stage.reading():
         await stage.until(lambda: stage.asked(SEND_BACK))
     assert stage.asked(SEND_BACK)[0]["originTopic"] == TOPIC
 
@@ -89,8 +85,7 @@ async def test_broadcast_consumers_drop_unreadable_messages(stage):
     put_poison(stage)
     stage.put(b"1")
     with tempfile.TemporaryDirectory() as base:
-        settings = {"is_broadcast": True, "offsets_path": Path(base)}
-        async with stage.client() as client, stage.reader(client, **settings) as consumer:
+        async with stage.reading(is_broadcast=True, offsets_path=Path(base)) as consumer:
             await stage.until(lambda: stage.bodies() == [b"1"])
             assert consumer.positions()[Queue(TOPIC, "broker-a", 0)] == 2
     assert not stage.asked(SEND_BACK)

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tests.running import in_loop, run_by
-from tests.unit.client.producer_stage import message, produced, refuse, silent, stored_as
+from tests.unit.client.producer_stage import Stage, message, produced, refuse, silent, stored_as
 from txmq.client.client import Client
 from txmq.client.send.producer import Producer
 from txmq.client.settings import ProducerSettings
@@ -101,34 +101,27 @@ async def test_an_unknown_topic_is_refused_at_once(stage):
 
 
 @pytest.mark.parametrize("code", [17, 14, 1, 2, 16, 204, 205])
-def test_a_refusal_specific_to_one_broker_is_retried_at_another(code):
-    @produced(brokers=2, queues=1)
-    async def scenario(stage):
-        stage.always(0, refuse(code))
+@produced(brokers=2, queues=1)
+async def test_a_refusal_specific_to_one_broker_is_retried_at_another(stage, code):
+    stage.always(0, refuse(code))
 
-        results = [await stage.producer.send(message()) for _ in range(2)]
+    results = [await stage.producer.send(message()) for _ in range(2)]
 
-        ids = [fields["i"] for fields in stage.fields]
-        assert {result.queue.broker for result in results} == {"broker-b"}
-        at = stage.sends.index("ab")
-        assert ids[at] == ids[at + 1]
-
-    scenario()
+    ids = [fields["i"] for fields in stage.fields]
+    assert {result.queue.broker for result in results} == {"broker-b"}
+    at = stage.sends.index("ab")
+    assert ids[at] == ids[at + 1]
 
 
 @pytest.mark.parametrize(("code", "leaf"), [(13, MessageIllegal), (999, UnknownRefusal)])
-def test_a_refusal_that_every_broker_would_give_is_raised_at_once(code, leaf):
-    @produced(brokers=2)
-    async def scenario(stage):
-        stage.always(0, refuse(code))
-        stage.always(1, refuse(code))
+@produced(brokers=2)
+async def test_a_refusal_that_every_broker_would_give_is_raised_at_once(stage, code, leaf):
+    stage.everywhere(refuse(code))
 
-        with pytest.raises(leaf, match="because"):
-            await stage.producer.send(message())
+    with pytest.raises(leaf, match="because"):
+        await stage.producer.send(message())
 
-        assert len(stage.sends) == 1
-
-    scenario()
+    assert len(stage.sends) == 1
 
 
 @produced(brokers=3, queues=1)
@@ -152,8 +145,7 @@ async def test_when_all_attempts_fail_the_last_error_reports_all_of_them(stage):
 
 @produced(brokers=2, retries=1)
 async def test_a_send_stops_after_the_configured_retries(stage):
-    stage.always(0, refuse(2))
-    stage.always(1, refuse(2))
+    stage.everywhere(refuse(2))
 
     with pytest.raises(BrokerBusy) as caught:
         await stage.producer.send(message())
@@ -229,10 +221,15 @@ async def test_a_send_to_a_chosen_queue_is_tried_once(stage):
     assert stage.sends == "a"
 
 
+@pytest.mark.parametrize(
+    "leave",
+    [Stage.stop, lambda stage, at: stage.always(at, refuse(ServiceUnavailable.code))],
+    ids=["is gone", "shuts down"],
+)
 @produced(brokers=2, queues=1)
-async def test_sends_skip_a_broker_that_is_gone(stage):
+async def test_sends_skip_a_broker_that_is_gone_or_shuts_down(stage, leave):
     await stage.producer.client.session.route("T")
-    stage.stop(0)
+    leave(stage, 0)
 
     results = [await stage.producer.send(message()) for _ in range(4)]
 
@@ -271,8 +268,7 @@ async def test_a_lost_attempt_leaves_the_effect_open_even_if_the_last_one_has_no
 
 @produced(brokers=2, timeout=2.0)
 async def test_all_attempts_share_one_timeout(stage):
-    stage.always(0, silent)
-    stage.always(1, silent)
+    stage.everywhere(silent)
     await stage.producer.client.session.route("T")
     began = stage.world.now()
 
@@ -470,14 +466,24 @@ async def test_a_queue_of_an_unknown_broker_is_refused(stage):
     assert len(stage.cluster.codes(ROUTE)) == 1
 
 
+@pytest.mark.parametrize(
+    ("answer", "leaf", "effect"),
+    [
+        (lambda request: command.answer(request, 0, {"msgId": "00"}), RemoteProtocolError, "maybe"),
+        (refuse(10), FlushTimeout, "applied"),
+    ],
+    ids=["unreadable", "not flushed, and without an offset"],
+)
 @produced()
-async def test_an_unreadable_answer_leaves_open_whether_the_message_is_stored(stage):
-    stage.always(0, lambda request: command.answer(request, 0, {"msgId": "00"}))
+async def test_the_error_for_an_answer_without_an_offset_tells_its_effect(
+    stage, answer, leaf, effect
+):
+    stage.always(0, answer)
 
-    with pytest.raises(RemoteProtocolError) as caught:
+    with pytest.raises(leaf) as caught:
         await stage.producer.send(message())
 
-    assert caught.value.effect is Effect.MAYBE
+    assert caught.value.effect is Effect(effect)
 
 
 # Stored, but not flushed or replicated
@@ -491,27 +497,13 @@ async def test_an_unreadable_answer_leaves_open_whether_the_message_is_stored(st
         (12, SendStatus.FLUSH_SLAVE_TIMEOUT),
     ],
 )
-def test_a_message_stored_but_not_flushed_or_replicated_is_a_result(code, status):
-    @produced(brokers=2)
-    async def scenario(stage):
-        stage.always(0, stored_as(code))
-        stage.always(1, stored_as(code))
+@produced(brokers=2)
+async def test_a_message_stored_but_not_flushed_or_replicated_is_a_result(stage, code, status):
+    stage.everywhere(stored_as(code))
 
-        result = await stage.producer.send(message())
+    result = await stage.producer.send(message())
 
-        assert (result.status, result.offset, len(stage.sends)) == (status, 7, 1)
-
-    scenario()
-
-
-@produced()
-async def test_a_flush_timeout_without_an_offset_is_an_error_with_effect_applied(stage):
-    stage.always(0, refuse(10))
-
-    with pytest.raises(FlushTimeout) as caught:
-        await stage.producer.send(message())
-
-    assert caught.value.effect is Effect.APPLIED
+    assert (result.status, result.offset, len(stage.sends)) == (status, 7, 1)
 
 
 @produced(brokers=2, queues=1, retry_not_safe=True)
@@ -746,15 +738,6 @@ async def test_a_producer_cannot_open_on_a_client_that_is_not_open():
             pass
 
 
-@produced(brokers=2, queues=1)
-async def test_a_send_goes_to_another_broker_when_one_shuts_down(stage):
-    stage.always(0, refuse(ServiceUnavailable.code))
-
-    results = [await stage.producer.send(message()) for _ in range(3)]
-
-    assert {result.queue.broker for result in results} == {"broker-b"}
-
-
 # Common mistakes
 
 
@@ -791,8 +774,7 @@ async def test_a_delayed_message_is_recalled_by_its_handle(stage):
         told = decode(asked[-1].recall_handle)
         return command.answer(request, 0, headers.RecallAnswer(told.message_id))
 
-    stage.always(0, later)
-    stage.always(1, later)
+    stage.everywhere(later)
     stage.cluster.replies[RequestCode.RECALL_MESSAGE] = serve
     results = [await stage.producer.send(message(deliver_after=60)) for _ in range(4)]
 

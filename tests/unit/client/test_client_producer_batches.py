@@ -57,14 +57,11 @@ async def test_each_message_of_a_batch_has_its_own_result(stage):
 
 
 @pytest.mark.parametrize(("wait", "said"), [([False] * 3, "false"), ([False, True, False], None)])
-def test_a_lingering_batch_waits_for_the_disk_if_one_of_its_messages_does(wait, said):
-    @produced(linger=0.01)
-    async def scenario(stage):
-        sent = [message(b"%d" % n, wait_stored=each) for n, each in enumerate(wait)]
-        await asyncio.gather(*[stage.producer.send(each, QUEUE) for each in sent])
-        assert properties.find(stage.fields[0].get("i", ""), "WAIT") == said
-
-    scenario()
+@produced(linger=0.01)
+async def test_a_lingering_batch_waits_for_the_disk_if_one_of_its_messages_does(stage, wait, said):
+    sent = [message(b"%d" % n, wait_stored=each) for n, each in enumerate(wait)]
+    await asyncio.gather(*[stage.producer.send(each, QUEUE) for each in sent])
+    assert properties.find(stage.fields[0].get("i", ""), "WAIT") == said
 
 
 @produced(body_size_max=300)
@@ -144,18 +141,15 @@ async def test_a_batch_whose_first_part_fails_raises_the_error_of_a_single_send(
     ],
 )
 @pytest.mark.parametrize("whose", ["producer", "admin"])
-def test_an_invalid_batch_is_refused_with_its_reason(messages, said, whose):
-    @produced()
-    async def scenario(stage):
-        producer = stage.producer
-        sender = producer if whose == "producer" else producer.client.admin
-        before = len(stage.cluster.asked)
-        with pytest.raises(LocalProtocolError) as refused:
-            await sender.send_batch(messages)
-        assert str(refused.value).startswith(said)
-        assert len(stage.cluster.asked) == before
-
-    scenario()
+@produced()
+async def test_an_invalid_batch_is_refused_with_its_reason(stage, messages, said, whose):
+    producer = stage.producer
+    sender = producer if whose == "producer" else producer.client.admin
+    before = len(stage.cluster.asked)
+    with pytest.raises(LocalProtocolError) as refused:
+        await sender.send_batch(messages)
+    assert str(refused.value).startswith(said)
+    assert len(stage.cluster.asked) == before
 
 
 @produced()
@@ -234,18 +228,15 @@ async def test_a_single_lingering_message_is_not_sent_as_a_batch(stage):
         {"properties": {"TRAN_MSG": "true"}},
     ],
 )
-def test_a_message_that_cannot_be_batched_does_not_linger(later):
-    @produced(linger=10.0)
-    async def scenario(stage):
-        counts = counted(stage)
-        lingering = stage.producer.send_nowait(message(), QUEUE)
-        await stage.producer.send(message(**later), QUEUE)
+@produced(linger=10.0)
+async def test_a_message_that_cannot_be_batched_does_not_linger(stage, later):
+    counts = counted(stage)
+    lingering = stage.producer.send_nowait(message(), QUEUE)
+    await stage.producer.send(message(**later), QUEUE)
 
-        assert counts == [0]
-        assert not lingering.done()
-        await lingering
-
-    scenario()
+    assert counts == [0]
+    assert not lingering.done()
+    await lingering
 
 
 @produced(linger=10.0, linger_messages=8)

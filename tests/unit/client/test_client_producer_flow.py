@@ -54,15 +54,21 @@ async def test_messages_sent_while_a_connection_opens_keep_their_order(stage):
     assert stored == [b"%d" % n for n in range(len(answers) - 1)] + [b"last"]
 
 
+@pytest.mark.parametrize(
+    "send",
+    [lambda producer: producer.send_nowait(message()),
+     lambda producer: producer.send_ordered(message(), 5)],
+    ids=["without waiting", "in order"],
+)  # fmt: skip
 @produced(brokers=2)
-async def test_send_nowait_does_not_retry_a_refusal(stage):
-    stage.always(0, refuse(2))
-    stage.always(1, refuse(2))
+async def test_a_send_without_waiting_or_in_order_is_tried_once(stage, send):
+    stage.everywhere(refuse(2))
 
     with pytest.raises(BrokerBusy):
-        await stage.producer.send_nowait(message())
+        await send(stage.producer)
 
     assert len(stage.sends) == 1
+    assert "__SHARDINGKEY" not in stage.fields[0]["i"]
 
 
 @produced(brokers=2, queues=1)
@@ -109,8 +115,7 @@ async def test_send_nowait_stops_after_the_configured_retries(stage):
 
 @produced(retry_not_safe=True, brokers=2)
 async def test_send_nowait_does_not_retry_an_unsafely_stored_message(stage):
-    stage.always(0, stored_as(10))
-    stage.always(1, stored_as(10))
+    stage.everywhere(stored_as(10))
 
     result = await stage.producer.send_nowait(message())
 
@@ -209,18 +214,6 @@ async def test_messages_with_one_key_go_to_one_queue(stage):
         await stage.producer.client.admin.pull(results[0].queue, results[0].offset, 1)
     ).messages
     assert got.properties["__SHARDINGKEY"] == "order-0"
-
-
-@produced(brokers=2)
-async def test_ordered_sends_are_tried_once(stage):
-    stage.always(0, refuse(2))
-    stage.always(1, refuse(2))
-
-    with pytest.raises(BrokerBusy):
-        await stage.producer.send_ordered(message(), 5)
-
-    assert len(stage.sends) == 1
-    assert "__SHARDINGKEY" not in stage.fields[0]["i"]
 
 
 @produced(queues=4)
@@ -327,20 +320,17 @@ async def test_a_send_waiting_in_line_fails_when_the_producer_closes(stage):
 
 
 @pytest.mark.parametrize("turns", range(60))
-def test_a_send_may_be_cancelled_at_any_moment(turns):
-    @produced(in_flight_max=100)
-    async def scenario(stage):
-        others = [stage.producer.send_nowait(message(bytes(60)))]
-        task = asyncio.create_task(stage.producer.send(message(bytes(50))))
-        for _ in range(turns):
-            await asyncio.sleep(0.0002)
-        task.cancel()
-        await asyncio.gather(task, *others, return_exceptions=True)
-        assert stage.producer.bytes_in_flight == 0
-        stage.assert_nothing_is_left()
-        await stage.producer.send(message())
-
-    scenario()
+@produced(in_flight_max=100)
+async def test_a_send_may_be_cancelled_at_any_moment(stage, turns):
+    others = [stage.producer.send_nowait(message(bytes(60)))]
+    task = asyncio.create_task(stage.producer.send(message(bytes(50))))
+    for _ in range(turns):
+        await asyncio.sleep(0.0002)
+    task.cancel()
+    await asyncio.gather(task, *others, return_exceptions=True)
+    assert stage.producer.bytes_in_flight == 0
+    stage.assert_nothing_is_left()
+    await stage.producer.send(message())
 
 
 @produced()

@@ -40,8 +40,7 @@ async def test_a_queue_can_be_assigned_to_several_consumers(stage):
 @staged
 async def test_an_assignment_can_change_at_any_time(stage):
     queues = await stage.topic(queues=3, messages=2)
-    consumer = stage.consumer(replace(SOON, pull_batch=1))
-    async with consumer:
+    async with stage.consumer(replace(SOON, pull_batch=1)) as consumer:
         await consumer.assign(queues[:2])
         await polled(consumer, 2)
         await until(lambda: sum(each.cached_msg_count for each in consumer.held().values()) == 2)
@@ -60,8 +59,7 @@ async def test_an_assignment_can_change_at_any_time(stage):
 @staged
 async def test_a_seek_can_follow_an_assignment_at_once(stage):
     [queue] = await stage.topic(messages=5)
-    consumer = stage.consumer()
-    async with consumer:
+    async with stage.consumer() as consumer:
         await consumer.assign([queue])
         await consumer.seek(queue, 1)
         await consumer.seek(queue, 3)
@@ -71,8 +69,7 @@ async def test_a_seek_can_follow_an_assignment_at_once(stage):
 @staged
 async def test_a_seek_is_dropped_with_its_assignment(stage):
     [queue] = await stage.topic(messages=5)
-    consumer = stage.consumer()
-    async with consumer:
+    async with stage.consumer() as consumer:
         await consumer.assign([queue])
         await consumer.seek(queue, 3)
         await consumer.assign([])
@@ -111,9 +108,7 @@ async def test_subscribing_and_assigning_cannot_be_combined(stage):
 @staged
 async def test_a_seek_discards_fetched_messages(stage):
     [queue] = await stage.topic(messages=10)
-    consumer = stage.consumer(replace(SOON, pull_batch=2))
-    consumer.subscribe(TOPIC)
-    async with consumer:
+    async with stage.subscribed(replace(SOON, pull_batch=2)) as consumer:
         assert bodies(await polled(consumer, 2)) == numbered(0, 0, 1)
         await consumer.seek(queue, 7)
         assert consumer.queues == [queue]
@@ -133,9 +128,7 @@ async def test_a_seek_by_time_finds_messages_stored_since_then(stage):
     await asyncio.sleep(5.0)
     since_ms = stage.world.machine("server").clock.wall_ms()
     await stage.send(queue, 2, first=3)
-    consumer = stage.consumer()
-    consumer.subscribe(TOPIC)
-    async with consumer:
+    async with stage.subscribed() as consumer:
         assert len(await polled(consumer, 5)) == 5
         await consumer.seek_to_time(queue, since_ms)
         assert bodies(await polled(consumer, 2)) == numbered(0, 3, 4)
@@ -145,9 +138,7 @@ async def test_a_seek_by_time_finds_messages_stored_since_then(stage):
 async def test_a_seek_to_a_time_after_the_last_message_goes_to_the_end(stage):
     [queue] = await stage.topic(messages=3)
     await asyncio.sleep(5.0)
-    consumer = stage.consumer()
-    consumer.subscribe(TOPIC)
-    async with consumer:
+    async with stage.subscribed() as consumer:
         assert len(await polled(consumer, 3)) == 3
         await consumer.seek_to_time(queue, stage.world.machine("server").clock.wall_ms())
         await stage.send(queue, 1, first=3)
@@ -157,9 +148,7 @@ async def test_a_seek_to_a_time_after_the_last_message_goes_to_the_end(stage):
 @staged
 async def test_messages_polled_before_a_seek_do_not_overwrite_the_new_offset(stage):
     [queue] = await stage.topic(messages=10)
-    consumer = stage.consumer(replace(SOON, pull_batch=2))
-    consumer.subscribe(TOPIC)
-    async with consumer:
+    async with stage.subscribed(replace(SOON, pull_batch=2)) as consumer:
         for _ in range(4):
             await consumer.poll()
         await consumer.seek(queue, 1)
@@ -173,9 +162,7 @@ async def test_messages_polled_before_a_seek_do_not_overwrite_the_new_offset(sta
 @staged
 async def test_a_seek_saves_no_offset_when_only_commits_count(stage):
     [queue] = await stage.topic(messages=10)
-    consumer = stage.consumer(replace(BY_HAND, pull_batch=2))
-    consumer.subscribe(TOPIC)
-    async with consumer:
+    async with stage.subscribed(replace(BY_HAND, pull_batch=2)) as consumer:
         await consumer.poll()
         await consumer.commit()
         await consumer.seek(queue, 6)
@@ -189,8 +176,7 @@ async def test_a_seek_saves_no_offset_when_only_commits_count(stage):
 @staged
 async def test_a_seek_before_the_first_poll_saves_no_offset_when_only_commits_count(stage):
     [queue] = await stage.topic(messages=10)
-    consumer = stage.consumer(BY_HAND)
-    async with consumer:
+    async with stage.consumer(BY_HAND) as consumer:
         await consumer.assign([queue])
         await consumer.seek(queue, 6)
         assert bodies(await polled(consumer, 4)) == numbered(0, *range(6, 10))
@@ -203,9 +189,7 @@ async def test_a_seek_before_the_first_poll_saves_no_offset_when_only_commits_co
 @staged
 async def test_a_seek_in_a_queue_that_is_not_held_is_refused(stage):
     [queue] = await stage.topic()
-    consumer = stage.consumer()
-    consumer.subscribe(TOPIC)
-    async with consumer:
+    async with stage.subscribed() as consumer:
         await until(lambda: consumer.queues)
         with pytest.raises(UsageError, match="not held"):
             await consumer.seek(Queue("Other", "broker-a", 0), 1)
@@ -217,9 +201,7 @@ async def test_a_seek_in_a_queue_that_is_not_held_is_refused(stage):
 async def test_an_operator_can_reset_the_offsets_of_a_running_consumer(stage):
     [queue] = await stage.topic(messages=4)
     for settings in (SOON, BY_HAND):
-        consumer = stage.consumer(settings)
-        consumer.subscribe(TOPIC)
-        async with consumer:
+        async with stage.subscribed(settings) as consumer:
             await polled(consumer, 4)
             await consumer.commit()
             await stage.admin.reset_offset(GROUP, TOPIC, 0)
@@ -230,9 +212,7 @@ async def test_an_operator_can_reset_the_offsets_of_a_running_consumer(stage):
 @staged
 async def test_poll_returns_nothing_from_a_paused_queue(stage):
     queues = await stage.topic(queues=2, messages=4)
-    consumer = stage.consumer(replace(SOON, pull_batch=1))
-    consumer.subscribe(TOPIC)
-    async with consumer:
+    async with stage.subscribed(replace(SOON, pull_batch=1)) as consumer:
         await until(lambda: sum(each.cached_msg_count for each in consumer.held().values()) == 8)
         consumer.pause([queues[0]])
         assert {each.queue.number for each in await polled(consumer, 4)} == {1}
@@ -255,9 +235,7 @@ async def test_poll_returns_nothing_from_a_paused_queue(stage):
 @staged
 async def test_a_waiting_poll_returns_messages_of_a_resumed_queue(stage):
     [queue] = await stage.topic(messages=4)
-    consumer = stage.consumer()
-    consumer.subscribe(TOPIC)
-    async with consumer:
+    async with stage.subscribed() as consumer:
         await until(lambda: sum(state.cached_msg_count for state in consumer.held().values()) == 4)
         consumer.pause()
         waiting = asyncio.create_task(consumer.poll(60.0))
@@ -291,8 +269,7 @@ async def test_single_pulls_need_no_subscription(stage):
 @staged
 async def test_noted_offsets_are_visible_at_once_and_saved_periodically(stage):
     [queue] = await stage.topic(messages=3)
-    consumer = stage.consumer()
-    async with consumer:
+    async with stage.consumer() as consumer:
         consumer.note_offset(queue, 1)
         assert await consumer.committed(queue) == 1
         await asyncio.sleep(2.0)
@@ -330,26 +307,21 @@ async def test_noting_the_offset_of_an_assigned_queue_is_refused(stage):
 @pytest.mark.parametrize(
     ("start", "first"), [(StartFrom.FIRST, 0), (StartFrom.TIME, 2), (StartFrom.LAST, 4)]
 )
-def test_a_new_group_starts_where_configured_even_in_a_queue_with_its_first_message(start, first):
+@staged
+async def test_a_new_group_starts_where_configured_even_in_a_queue_with_its_first_message(
+    stage, start, first
+):
     """RocketMQ returns 0 for such a queue, unless the request forbids it, as if the group had
     consumed from it before.
     """
 
-    @staged
-    async def scenario(stage):
-        [queue] = await stage.topic(messages=2)
-        await asyncio.sleep(10)
-        start_ms = (
-            stage.world.machine("reader").clock.wall_ms() if start is StartFrom.TIME else None
-        )
+    [queue] = await stage.topic(messages=2)
+    await asyncio.sleep(10)
+    start_ms = stage.world.machine("reader").clock.wall_ms() if start is StartFrom.TIME else None
+    await asyncio.sleep(1)
+    await stage.send(queue, 2, first=2)
+    async with stage.subscribed(replace(SOON, start=start, start_ms=start_ms)) as consumer:
+        await until(lambda: consumer.queues)
         await asyncio.sleep(1)
-        await stage.send(queue, 2, first=2)
-        consumer = stage.consumer(replace(SOON, start=start, start_ms=start_ms))
-        consumer.subscribe(TOPIC)
-        async with consumer:
-            await until(lambda: consumer.queues)
-            await asyncio.sleep(1)
-            await stage.send(queue, 1, first=4)
-            assert bodies(await polled(consumer, 5 - first)) == numbered(0, *range(first, 5))
-
-    scenario()
+        await stage.send(queue, 1, first=4)
+        assert bodies(await polled(consumer, 5 - first)) == numbered(0, *range(first, 5))

@@ -5,8 +5,7 @@ import asyncio
 import pytest
 
 from tests.faults.cancelling import cancelled_everywhere
-from tests.unit.client.consumer_stage import GROUP, TOPIC, Stage
-from tests.unit.client.fake_cluster import FakeCluster
+from tests.unit.client.consumer_stage import GROUP, TOPIC, anywhere
 from txmq.client.consume import PullConsumer, ScheduledPull
 from txmq.client.settings import ConsumerSettings, StartFrom
 from txmq.message import Queue
@@ -18,22 +17,6 @@ SETTINGS = ConsumerSettings(
     start=StartFrom.FIRST, pull_batch=1, commits_itself=False, stop_timeout=3.0
 )
 QUEUE = Queue(TOPIC, "broker-a", 0)
-
-
-def on_stage(scene):
-    """A scenario with a fake cluster; the scene gets the stage and the attempt."""
-
-    async def scenario(world, attempt):
-        server = world.machine("server")
-        args = (server.network, server.clock)
-        async with FakeCluster(*args, host=server.address, brokers=2) as cluster:
-            cluster.add_topic(TOPIC, 2)
-            stage = Stage(world, cluster)
-            stage.put(b"0", b"1", number=0)
-            stage.put(b"2", number=1)
-            await scene(stage, attempt)
-
-    return scenario
 
 
 async def polled(consumer, count):
@@ -102,7 +85,7 @@ def test_a_pull_consumer_cancelled_anywhere_closes_its_own_client(use, again_aft
         assert len(client.tasks) == 0
         assert client.consumer(GROUP) is None
 
-    assert cancelled_everywhere(on_stage(scene), again_after=again_after) > STEPS_MIN
+    assert cancelled_everywhere(anywhere(scene), again_after=again_after) > STEPS_MIN
 
 
 @pytest.mark.parametrize("again_after", [None, 2])
@@ -121,5 +104,5 @@ def test_a_pull_consumer_cancelled_anywhere_leaves_its_group_on_a_shared_client(
                 pass
 
     stays = ["heartbeats", "route refresh"]
-    steps = cancelled_everywhere(on_stage(scene), again_after=again_after, stays=stays)
+    steps = cancelled_everywhere(anywhere(scene), again_after=again_after, stays=stays)
     assert steps > STEPS_MIN

@@ -35,8 +35,7 @@ from txmq.message import Queue
 @staged
 async def test_each_poll_returns_messages_of_one_queue_in_order(stage):
     await stage.topic(queues=2, messages=5)
-    consumer = stage.consumer(replace(SOON, pull_batch=3))
-    consumer.subscribe(TOPIC)
+    consumer = stage.subscribed(replace(SOON, pull_batch=3))
     found = {0: [], 1: []}
 
     async with consumer:
@@ -53,9 +52,7 @@ async def test_each_poll_returns_messages_of_one_queue_in_order(stage):
 @staged
 async def test_polls_rotate_through_the_queues(stage):
     await stage.topic(queues=3, messages=4)
-    consumer = stage.consumer(replace(SOON, pull_batch=1))
-    consumer.subscribe(TOPIC)
-    async with consumer:
+    async with stage.subscribed(replace(SOON, pull_batch=1)) as consumer:
         await until(lambda: sum(state.cached_msg_count for state in consumer.held().values()) == 12)
 
         turns = [(await consumer.poll())[0].queue.number for _ in range(12)]
@@ -66,9 +63,7 @@ async def test_polls_rotate_through_the_queues(stage):
 @staged
 async def test_a_poll_waits_until_its_timeout_or_the_first_message(stage):
     [queue] = await stage.topic()
-    consumer = stage.consumer()
-    consumer.subscribe(TOPIC)
-    async with consumer:
+    async with stage.subscribed() as consumer:
         before = stage.world.now()
         assert await consumer.poll(7.0) == []
         assert stage.world.now() - before == pytest.approx(7.0)
@@ -86,17 +81,13 @@ async def test_only_messages_with_subscribed_tags_are_polled(stage):
     await stage.send(queue, 2, tags="red")
     await stage.send(queue, 2, first=2, tags="blue")
     await stage.send(queue, 1, first=4, tags="red")
-    consumer = stage.consumer()
-    consumer.subscribe(TOPIC, "red || green")
-    async with consumer:
+    async with stage.subscribed(tags="red || green") as consumer:
         assert bodies(await polled(consumer, 3)) == numbered(0, 0, 1, 4)
 
 
 @staged
 async def test_a_topic_created_after_the_consumer_starts_is_consumed(stage):
-    consumer = stage.consumer()
-    consumer.subscribe(TOPIC)
-    async with consumer:
+    async with stage.subscribed() as consumer:
         assert await consumer.poll(5.0) == []
         await stage.topic(messages=1)
         assert bodies(await polled(consumer, 1)) == numbered(0, 0)
@@ -105,9 +96,7 @@ async def test_a_topic_created_after_the_consumer_starts_is_consumed(stage):
 @staged
 async def test_a_second_poll_at_the_same_time_is_refused(stage):
     [queue] = await stage.topic()
-    consumer = stage.consumer()
-    consumer.subscribe(TOPIC)
-    async with consumer:
+    async with stage.subscribed() as consumer:
         first = asyncio.create_task(consumer.poll(60.0))
         await asyncio.sleep(1.0)
         with pytest.raises(UsageError, match="another call polls"):
@@ -119,9 +108,7 @@ async def test_a_second_poll_at_the_same_time_is_refused(stage):
 @staged
 async def test_fetching_stops_while_the_cache_is_full(stage):
     queues = await stage.topic(queues=2, messages=40)
-    consumer = stage.consumer(replace(SOON, pull_batch=4, all_cached_max=16))
-    consumer.subscribe(TOPIC)
-    async with consumer:
+    async with stage.subscribed(replace(SOON, pull_batch=4, all_cached_max=16)) as consumer:
         await asyncio.sleep(10.0)
         counts = {queue: state.cached_msg_count for queue, state in consumer.held().items()}
         assert counts == dict.fromkeys(queues, 8)
@@ -132,9 +119,7 @@ async def test_fetching_stops_while_the_cache_is_full(stage):
 @staged
 async def test_polled_messages_without_a_commit_do_not_stop_fetching(stage):
     await stage.topic(messages=60)
-    consumer = stage.consumer(replace(BY_HAND, cached_max=8, pull_batch=4))
-    consumer.subscribe(TOPIC)
-    async with consumer:
+    async with stage.subscribed(replace(BY_HAND, cached_max=8, pull_batch=4)) as consumer:
         assert len(await polled(consumer, 60)) == 60
 
 
@@ -144,9 +129,7 @@ async def test_polled_messages_without_a_commit_do_not_stop_fetching(stage):
 @staged
 async def test_polled_messages_count_as_consumed_at_the_next_poll(stage):
     [queue] = await stage.topic(messages=6)
-    consumer = stage.consumer(replace(SOON, pull_batch=2))
-    consumer.subscribe(TOPIC)
-    async with consumer:
+    async with stage.subscribed(replace(SOON, pull_batch=2)) as consumer:
         await consumer.poll()
         await asyncio.sleep(3.0)
         assert await stage.saved(queue) == 0
@@ -160,8 +143,7 @@ async def test_polled_messages_count_as_consumed_at_the_next_poll(stage):
 @staged
 async def test_an_iteration_that_ends_commits_all_its_messages(stage):
     [queue] = await stage.topic(messages=6)
-    consumer = stage.consumer(replace(SOON, pull_batch=2))
-    consumer.subscribe(TOPIC)
+    consumer = stage.subscribed(replace(SOON, pull_batch=2))
     count = 0
     async with consumer:
         async for messages in consumer:
@@ -176,8 +158,7 @@ async def test_an_iteration_that_ends_commits_all_its_messages(stage):
 async def test_messages_of_a_loop_body_that_raises_are_delivered_again(stage):
     [queue] = await stage.topic(messages=6)
     settings = replace(SOON, pull_batch=2)
-    consumer = stage.consumer(settings)
-    consumer.subscribe(TOPIC)
+    consumer = stage.subscribed(settings)
 
     async def fail():
         seen = 0
@@ -191,8 +172,7 @@ async def test_messages_of_a_loop_body_that_raises_are_delivered_again(stage):
         await fail()
     assert await stage.saved(queue) == 2
 
-    consumer = stage.consumer(settings)
-    consumer.subscribe(TOPIC)
+    consumer = stage.subscribed(settings)
     async with consumer:
         assert bodies(await polled(consumer, 4)) == numbered(0, 2, 3, 4, 5)
 
@@ -200,9 +180,7 @@ async def test_messages_of_a_loop_body_that_raises_are_delivered_again(stage):
 @staged
 async def test_a_commit_saves_the_offset_of_the_polled_messages(stage):
     [queue] = await stage.topic(messages=6)
-    consumer = stage.consumer(replace(BY_HAND, pull_batch=2))
-    consumer.subscribe(TOPIC)
-    async with consumer:
+    async with stage.subscribed(replace(BY_HAND, pull_batch=2)) as consumer:
         await consumer.poll()
         await consumer.poll()
         await consumer.commit()
@@ -212,8 +190,7 @@ async def test_a_commit_saves_the_offset_of_the_polled_messages(stage):
         assert await consumer.poll(3.0) == []
     assert await stage.saved(queue) == 4
 
-    consumer = stage.consumer()
-    consumer.subscribe(TOPIC)
+    consumer = stage.subscribed()
     async with consumer:
         assert bodies(await consumer.poll()) == numbered(0, 4, 5)
 
@@ -221,9 +198,7 @@ async def test_a_commit_saves_the_offset_of_the_polled_messages(stage):
 @staged
 async def test_a_commit_saves_the_last_poll_of_a_consumer_that_commits_itself(stage):
     [queue] = await stage.topic(messages=3)
-    consumer = stage.consumer()
-    consumer.subscribe(TOPIC)
-    async with consumer:
+    async with stage.subscribed() as consumer:
         await polled(consumer, 3)
         await consumer.commit()
     assert await stage.saved(queue) == 3
@@ -232,9 +207,7 @@ async def test_a_commit_saves_the_last_poll_of_a_consumer_that_commits_itself(st
 @staged
 async def test_a_commit_that_cannot_be_saved_raises_and_is_saved_later(stage):
     [queue] = await stage.topic(messages=3)
-    consumer = stage.consumer(BY_HAND)
-    consumer.subscribe(TOPIC)
-    async with consumer:
+    async with stage.subscribed(BY_HAND) as consumer:
         await polled(consumer, 3)
         stage.world.network.partition("reader", "server")
         with pytest.raises(TransportError):
@@ -254,9 +227,7 @@ async def test_nothing_is_lost_when_a_program_dies(stage):
     seen = []
 
     async def program():
-        consumer = stage.consumer(settings, "mortal")
-        consumer.subscribe(TOPIC)
-        async with consumer:
+        async with stage.subscribed(settings, "mortal") as consumer:
             async for messages in consumer:
                 seen.extend(bodies(messages))
                 if len(seen) == 8:
@@ -269,8 +240,7 @@ async def test_nothing_is_lost_when_a_program_dies(stage):
     assert task.exception() is not None
     assert await stage.saved(queue) == 8
 
-    consumer = stage.consumer(settings)
-    consumer.subscribe(TOPIC)
+    consumer = stage.subscribed(settings)
     async with consumer:
         assert bodies(await polled(consumer, 12)) == numbered(0, *range(8, 20))
         await consumer.commit()
@@ -320,36 +290,33 @@ async def test_uncommitted_messages_of_a_lost_queue_go_to_its_next_holder(stage)
             assert await stage.saved(lost) == 0
 
 
-def test_broadcast_consumers_get_all_messages_and_keep_their_offsets_in_files(tmp_path):
-    async def scenario(stage):
-        await stage.topic(queues=2, messages=3)
-        for name in ("first", "second"):
-            settings = replace(BY_HAND, is_broadcast=True, offsets_path=tmp_path / name)
-            for count in (6, 0):
-                consumer = stage.consumer(settings, name)
-                consumer.subscribe(TOPIC)
-                async with consumer:
-                    assert len(await polled(consumer, count)) == count
-                    assert await consumer.poll(5.0) == []
-                    await consumer.commit()
-        # A folder is where its next file should be.
-        (tmp_path / "second" / "default" / f"{GROUP}.new").mkdir()
-        async with consumer:
-            await until(lambda: len(consumer.queues) == 2)
-            await stage.send(consumer.queues[0], 1)
-            await polled(consumer, 1)
-            with pytest.raises(WriteFailed):
+@staged
+async def test_broadcast_consumers_get_all_messages_and_keep_their_offsets_in_files(
+    stage, tmp_path
+):
+    await stage.topic(queues=2, messages=3)
+    for name in ("first", "second"):
+        settings = replace(BY_HAND, is_broadcast=True, offsets_path=tmp_path / name)
+        for count in (6, 0):
+            consumer = stage.subscribed(settings, name=name)
+            async with consumer:
+                assert len(await polled(consumer, count)) == count
+                assert await consumer.poll(5.0) == []
                 await consumer.commit()
-
-    staged(scenario)()
+    # A folder is where its next file should be.
+    (tmp_path / "second" / "default" / f"{GROUP}.new").mkdir()
+    async with consumer:
+        await until(lambda: len(consumer.queues) == 2)
+        await stage.send(consumer.queues[0], 1)
+        await polled(consumer, 1)
+        with pytest.raises(WriteFailed):
+            await consumer.commit()
 
 
 @staged
 async def test_a_consumer_continues_after_its_broker_was_unreachable(stage):
     [queue] = await stage.topic(messages=2)
-    consumer = stage.consumer(replace(SOON, pull_batch=1))
-    consumer.subscribe(TOPIC)
-    async with consumer:
+    async with stage.subscribed(replace(SOON, pull_batch=1)) as consumer:
         await polled(consumer, 2)
         stage.world.network.partition("reader", "server")
         assert await consumer.poll(40.0) == []
@@ -364,8 +331,7 @@ async def test_a_consumer_continues_after_its_broker_was_unreachable(stage):
 @staged
 async def test_a_waiting_poll_returns_when_the_consumer_stops(stage):
     await stage.topic()
-    consumer = stage.consumer()
-    consumer.subscribe(TOPIC)
+    consumer = stage.subscribed()
     async with consumer:
         waiting = asyncio.create_task(consumer.poll(600.0))
         await asyncio.sleep(1.0)
@@ -378,8 +344,7 @@ async def test_a_waiting_poll_returns_when_the_consumer_stops(stage):
 @staged
 async def test_an_iteration_ends_when_the_consumer_stops(stage):
     await stage.topic(messages=1)
-    consumer = stage.consumer()
-    consumer.subscribe(TOPIC)
+    consumer = stage.subscribed()
 
     async def iterate():
         return [bodies(messages) async for messages in consumer]
@@ -397,8 +362,7 @@ async def test_an_iteration_ends_when_the_consumer_stops(stage):
 @staged
 async def test_a_stopped_consumer_can_run_again(stage):
     await stage.topic(messages=2)
-    consumer = stage.consumer(replace(SOON, pull_batch=1))
-    consumer.subscribe(TOPIC)
+    consumer = stage.subscribed(replace(SOON, pull_batch=1))
     for number in range(2):
         async with consumer:
             assert bodies(await consumer.poll()) == numbered(0, number)
@@ -423,8 +387,7 @@ async def test_a_consumer_that_stops_unregisters_and_leaves_a_shared_client_open
 async def test_a_cancelled_poll_loses_nothing(stage):
     """It is cancelled at different moments, some of them after the messages have arrived."""
     [queue] = await stage.topic()
-    consumer = stage.consumer(replace(SOON, pull_batch=1))
-    consumer.subscribe(TOPIC)
+    consumer = stage.subscribed(replace(SOON, pull_batch=1))
     found, sent = [], 0
     async with consumer:
         await until(lambda: consumer.queues)
@@ -479,8 +442,7 @@ async def test_a_consumer_that_is_not_running_refuses_calls():
 @staged
 async def test_subscribing_after_the_start_is_refused(stage):
     await stage.topic()
-    consumer = stage.consumer()
-    async with consumer:
+    async with stage.consumer() as consumer:
         with pytest.raises(UsageError, match="before"):
             consumer.subscribe(TOPIC)
         with pytest.raises(UsageError, match="already"):

@@ -30,15 +30,12 @@ def refuse(request):
 
 
 @pytest.mark.parametrize("start", StartFrom)
-def test_a_known_group_continues_at_its_committed_offset(start):
-    @acting()
-    async def scenario(stage):
-        stage.put(b"0", b"1", b"2")
-        stage.broker.offsets[GROUP, TOPIC, 0] = 1
-        async with stage.client() as client, stage.reader(client, start=start):
-            await stage.until(lambda: stage.bodies() == [b"1", b"2"])
-
-    scenario()
+@acting()
+async def test_a_known_group_continues_at_its_committed_offset(stage, start):
+    stage.put(b"0", b"1", b"2")
+    stage.broker.offsets[GROUP, TOPIC, 0] = 1
+    async with stage.reading(start=start):
+        await stage.until(lambda: stage.bodies() == [b"1", b"2"])
 
 
 @pytest.mark.parametrize(
@@ -49,18 +46,15 @@ def test_a_known_group_continues_at_its_committed_offset(start):
         ({"start": StartFrom.TIME}, [b"young", b"new"]),
     ],
 )
-def test_a_new_group_starts_where_its_settings_say(settings, expected):
-    @acting()
-    async def scenario(stage):
-        stage.put(b"old")
-        await asyncio.sleep(1801)  # More than half an hour, the default without a time.
-        stage.put(b"young")
-        async with stage.client() as client, stage.reader(client, **settings) as consumer:
-            await stage.until(lambda: consumer.positions().get(Queue(TOPIC, "broker-a", 0)))
-            stage.put(b"new")
-            await stage.until(lambda: stage.bodies() == expected)
-
-    scenario()
+@acting()
+async def test_a_new_group_starts_where_its_settings_say(stage, settings, expected):
+    stage.put(b"old")
+    await asyncio.sleep(1801)  # More than half an hour, the default without a time.
+    stage.put(b"young")
+    async with stage.reading(**settings) as consumer:
+        await stage.until(lambda: consumer.positions().get(Queue(TOPIC, "broker-a", 0)))
+        stage.put(b"new")
+        await stage.until(lambda: stage.bodies() == expected)
 
 
 @acting()
@@ -69,8 +63,7 @@ async def test_a_new_group_can_start_at_a_given_time(stage):
     await asyncio.sleep(5)
     start_ms = stage.cluster.clock.wall_ms()
     stage.put(b"new")
-    settings = {"start": StartFrom.TIME, "start_ms": start_ms}
-    async with stage.client() as client, stage.reader(client, **settings):
+    async with stage.reading(start=StartFrom.TIME, start_ms=start_ms):
         await stage.until(lambda: stage.bodies() == [b"new"])
 
 
@@ -79,7 +72,7 @@ async def test_a_start_time_delivers_nothing_older_from_a_queue_without_newer_me
     stage.put(b"old")
     await asyncio.sleep(5)
     settings = {"start": StartFrom.TIME, "start_ms": stage.cluster.clock.wall_ms()}
-    async with stage.client() as client, stage.reader(client, **settings) as consumer:
+    async with stage.reading(**settings) as consumer:
         await stage.until(lambda: consumer.positions().get(Queue(TOPIC, "broker-a", 0)) == 1)
         stage.put(b"new")
         await stage.until(lambda: stage.bodies())
@@ -90,10 +83,7 @@ async def test_a_start_time_delivers_nothing_older_from_a_queue_without_newer_me
 async def test_the_start_offset_of_a_new_group_is_committed_before_anything_is_consumed(stage):
     stage.put(b"0", b"1")
     stuck = asyncio.Event()
-    async with (
-        stage.client() as client,
-        stage.reader(client, lambda _: stuck.wait(), start=StartFrom.LAST, stop_timeout=0),
-    ):
+    async with stage.reading(lambda _: stuck.wait(), start=StartFrom.LAST, stop_timeout=0):
         await stage.until(lambda: stage.committed() == 2, within_s=1)
 
 
@@ -105,7 +95,7 @@ async def test_tags_are_compared_by_their_text(stage):
     stage.put(b"wanted", tags="BB")
     stage.put(b"of the same hash", tags="Aa")
     stage.put(b"wanted, too", tags="C")
-    async with stage.client() as client, stage.reader(client, tags="BB || C") as consumer:
+    async with stage.reading(tags="BB || C") as consumer:
         await stage.until(lambda: len(stage.seen) == 2)
         assert stage.bodies() == [b"wanted", b"wanted, too"]
         await consumer.commit()
@@ -122,7 +112,7 @@ async def test_a_failed_message_is_sent_back_and_redelivered_under_its_own_topic
             raise ValueError
 
     stage.put(b"0")
-    async with stage.client() as client, stage.reader(client, fail_once):
+    async with stage.reading(fail_once):
         await stage.until(lambda: len(topics) == 2)
         assert topics == [(TOPIC, TOPIC, 0), (TOPIC, RETRY, 1)]
         (head,) = stage.asked(SEND_BACK)
@@ -143,20 +133,17 @@ async def test_a_failed_message_is_sent_back_and_redelivered_under_its_own_topic
         ({"attempts_max": 3}, Later(DEAD_LETTER), "-1", "3"),
     ],
 )
-def test_a_handler_can_choose_the_delay_of_a_retry(settings, verdict, level, most):
-    @acting()
-    async def scenario(stage):
-        async def later(message):
-            return None if message.attempts else verdict
+@acting()
+async def test_a_handler_can_choose_the_delay_of_a_retry(stage, settings, verdict, level, most):
+    async def later(message):
+        return None if message.attempts else verdict
 
-        stage.put(b"0")
-        async with stage.client() as client, stage.reader(client, later, **settings):
-            await stage.until(lambda: stage.asked(SEND_BACK))
-        (head,) = stage.asked(SEND_BACK)
-        assert (head["delayLevel"], head.get("maxReconsumeTimes")) == (level, most)
-        assert stage.committed() == 1
-
-    scenario()
+    stage.put(b"0")
+    async with stage.reading(later, **settings):
+        await stage.until(lambda: stage.asked(SEND_BACK))
+    (head,) = stage.asked(SEND_BACK)
+    assert (head["delayLevel"], head.get("maxReconsumeTimes")) == (level, most)
+    assert stage.committed() == 1
 
 
 @acting()
@@ -187,7 +174,7 @@ async def test_a_message_that_cannot_be_sent_back_is_retried_locally(stage):
         return Later() if message.attempts < 2 else None
 
     stage.put(b"0")
-    async with stage.client() as client, stage.reader(client, fail_twice) as consumer:
+    async with stage.reading(fail_twice) as consumer:
         await stage.until(lambda: len(stage.seen) == 2)
         await consumer.commit()
         assert stage.committed() == 0
@@ -205,7 +192,7 @@ async def test_a_handler_that_returns_anything_else_has_consumed_the_message(sta
         return "done"
 
     stage.put(b"0", b"1")
-    async with stage.client() as client, stage.reader(client, chatty, concurrency=1):
+    async with stage.reading(chatty, concurrency=1):
         await stage.until(lambda: len(stage.seen) == 2)
     assert stage.committed() == 2
     assert not stage.asked(SEND_BACK)
@@ -220,7 +207,7 @@ async def test_a_handler_that_awaits_something_cancelled_has_failed(stage):
             await future
 
     stage.put(b"0", b"1")
-    async with stage.client() as client, stage.reader(client, broken, concurrency=1):
+    async with stage.reading(broken, concurrency=1):
         await stage.until(lambda: len(stage.seen) == 4)
     assert len(stage.asked(SEND_BACK)) == 2
 
@@ -229,7 +216,7 @@ async def test_a_handler_that_awaits_something_cancelled_has_failed(stage):
 async def test_a_message_of_a_topic_without_a_handler_is_sent_back(stage):
     stage.put(b"0")
     stage.put(b"1", topic=RETRY, properties={"RETRY_TOPIC": "Gone"})
-    async with stage.client() as client, stage.reader(client):
+    async with stage.reading():
         await stage.until(lambda: stage.asked(SEND_BACK))
     assert stage.asked(SEND_BACK)[0]["originTopic"] == "Gone"
     assert stage.bodies() == [b"0"]
@@ -247,23 +234,17 @@ async def test_a_message_of_a_topic_without_a_handler_is_sent_back(stage):
         ({"topic_cached_max": 10, "pull_batch": 1}, 10),
     ],
 )
-def test_fetching_stops_at_each_limit_of_the_cache(settings, most):
-    @acting()
-    async def scenario(stage):
-        stage.put(*[b"%010d" % each for each in range(200)])
-        go = asyncio.Event()
-        async with (
-            stage.client() as client,
-            stage.reader(client, lambda _: go.wait(), **settings) as consumer,
-        ):
-            await stage.until(lambda: stage.seen)
-            await asyncio.sleep(10)
-            (held,) = [each for q, each in consumer.held().items() if q.topic == TOPIC]
-            assert held.cached_msg_max_offset == most
-            go.set()
-            await stage.until(lambda: len(stage.seen) == 200)
-
-    scenario()
+@acting()
+async def test_fetching_stops_at_each_limit_of_the_cache(stage, settings, most):
+    stage.put(*[b"%010d" % each for each in range(200)])
+    go = asyncio.Event()
+    async with stage.reading(lambda _: go.wait(), **settings) as consumer:
+        await stage.until(lambda: stage.seen)
+        await asyncio.sleep(10)
+        (held,) = [each for q, each in consumer.held().items() if q.topic == TOPIC]
+        assert held.cached_msg_max_offset == most
+        go.set()
+        await stage.until(lambda: len(stage.seen) == 200)
 
 
 @acting()
@@ -275,10 +256,7 @@ async def test_fetching_is_limited_by_the_span_of_open_offsets(stage):
         if message.offset == 0:
             await go.wait()
 
-    async with (
-        stage.client() as client,
-        stage.reader(client, first_waits, span_max=30, pull_batch=1) as consumer,
-    ):
+    async with stage.reading(first_waits, span_max=30, pull_batch=1) as consumer:
         await stage.until(lambda: len(stage.seen) >= 30)
         await asyncio.sleep(5)
         assert len(stage.seen) == 32
@@ -291,7 +269,7 @@ async def test_fetching_is_limited_by_the_span_of_open_offsets(stage):
 
 @acting()
 async def test_pulls_carry_the_committed_offset_of_the_group(stage):
-    async with stage.client() as client, stage.reader(client, commit_interval=1000):
+    async with stage.reading(commit_interval=1000):
         stage.put(b"0")
         await stage.until(lambda: stage.seen)
         await asyncio.sleep(1)
@@ -315,8 +293,7 @@ async def test_a_message_handled_for_too_long_is_sent_back(stage):
         return None
 
     stage.put(b"0")
-    settings = {"consume_timeout": 20.0}
-    async with stage.client() as client, stage.reader(client, sleepy, **settings) as consumer:
+    async with stage.reading(sleepy, consume_timeout=20.0) as consumer:
         await stage.until(lambda: len(stage.seen) == 2)
         (head,) = stage.asked(SEND_BACK)
         assert head["delayLevel"] == "3"
@@ -362,27 +339,27 @@ async def test_a_stop_lets_handlers_finish_fetched_messages(stage):
 
 
 @pytest.mark.parametrize("settings", [{}, {"is_orderly": True}])
-def test_a_stop_cancels_handlers_after_stop_timeout(settings):
-    @acting()
-    async def scenario(stage):
-        ends = []
+@pytest.mark.parametrize("ignored", [(), (asyncio.CancelledError,)], ids=["obeys", "ignores it"])
+@acting()
+async def test_a_stop_cancels_handlers_after_stop_timeout_and_ends(stage, settings, ignored):
+    ends = []
 
-        async def slow(message):
-            try:
+    async def slow(message):
+        try:
+            with contextlib.suppress(*ignored):
                 await asyncio.sleep(3600)
-            finally:
-                ends.append(message.offset)
+        finally:
+            ends.append(message.offset)
 
-        stage.put(b"0", b"1")
-        async with stage.client() as client:
-            async with stage.reader(client, slow, concurrency=1, stop_timeout=7.0, **settings):
-                await stage.until(lambda: stage.seen)
-                before = stage.world.now()
-            assert 7.0 <= stage.world.now() - before < 8.0
-        assert ends == [0]
-        assert stage.committed() == 0
-
-    scenario()
+    stage.put(b"0", b"1")
+    async with stage.client() as client:
+        async with stage.reader(client, slow, concurrency=1, stop_timeout=7.0, **settings):
+            await stage.until(lambda: stage.seen)
+            before = stage.world.now()
+        assert 7.0 <= stage.world.now() - before < 8.0
+    assert ends == [0]
+    assert stage.bodies() == [b"0"]
+    assert stage.committed() == 0
 
 
 @acting()
@@ -484,13 +461,13 @@ async def test_broadcast_consumers_keep_offsets_in_a_file_and_drop_failed_messag
             raise ValueError
 
         stage.put(b"0", b"1")
-        async with stage.client() as client, stage.reader(client, fail, **settings):
+        async with stage.reading(fail, **settings):
             await stage.until(lambda: len(stage.seen) == 2)
         (path,) = Path(base).rglob("*.json")
         told = {"group": GROUP, "offsets": [[TOPIC, "broker-a", 0, 2]]}
         assert json.loads(path.read_text()) == told
         stage.put(b"2")
-        async with stage.client() as client, stage.reader(client, fail, **settings):
+        async with stage.reading(fail, **settings):
             await stage.until(lambda: len(stage.seen) == 3)
         assert stage.bodies() == [b"0", b"1", b"2"]
         assert not stage.asked(SEND_BACK)
@@ -509,7 +486,7 @@ async def test_broadcast_consumers_keep_offsets_in_a_file_and_drop_failed_messag
 
 @acting(queues=2)
 async def test_a_paused_queue_is_not_fetched_from(stage):
-    async with stage.client() as client, stage.reader(client) as consumer:
+    async with stage.reading() as consumer:
         await stage.until(lambda: len(consumer.positions()) == 3)
         consumer.pause([Queue(TOPIC, "broker-a", 1)])
         await asyncio.sleep(1)
@@ -530,7 +507,7 @@ async def test_a_paused_queue_is_not_fetched_from(stage):
 @acting()
 async def test_a_paused_consumer_also_pauses_queues_it_gains_later(stage):
     stage.broker.topics.pop(TOPIC)
-    async with stage.client() as client, stage.reader(client, rebalance_interval=1.0) as consumer:
+    async with stage.reading(rebalance_interval=1.0) as consumer:
         consumer.pause()
         stage.cluster.add_topic(TOPIC, 1)
         stage.put(b"0")
@@ -542,36 +519,32 @@ async def test_a_paused_consumer_also_pauses_queues_it_gains_later(stage):
 
 
 @pytest.mark.parametrize("settings", [{}, {"is_orderly": True}])
-def test_a_move_discards_fetched_messages(settings):
-    @acting()
-    async def scenario(stage):
-        stage.put(*[b"%d" % number for number in range(8)])
-        go = asyncio.Event()
+@acting()
+async def test_a_move_discards_fetched_messages(stage, settings):
+    stage.put(*[b"%d" % number for number in range(8)])
+    go = asyncio.Event()
 
-        async def wait(message):
-            await go.wait()
+    async def wait(message):
+        await go.wait()
 
-        settings_ = {**settings, "concurrency": 1}
-        async with stage.client() as client, stage.reader(client, wait, **settings_) as consumer:
-            await stage.until(lambda: stage.seen)
-            moving = asyncio.create_task(consumer.move({Queue(TOPIC, "broker-a", 0): 6}))
-            await asyncio.sleep(0.1)
-            go.set()
-            await moving
-            await stage.until(lambda: stage.bodies() == [b"0", b"6", b"7"])
-            await consumer.commit()
-            assert stage.committed() == 8
-            await consumer.move({Queue(TOPIC, "broker-a", 0): 7, Queue("Other", "b", 0): 1})
-            assert stage.committed() in (7, 8)
-            await stage.until(lambda: stage.bodies() == [b"0", b"6", b"7", b"7"])
-
-    scenario()
+    async with stage.reading(wait, concurrency=1, **settings) as consumer:
+        await stage.until(lambda: stage.seen)
+        moving = asyncio.create_task(consumer.move({Queue(TOPIC, "broker-a", 0): 6}))
+        await asyncio.sleep(0.1)
+        go.set()
+        await moving
+        await stage.until(lambda: stage.bodies() == [b"0", b"6", b"7"])
+        await consumer.commit()
+        assert stage.committed() == 8
+        await consumer.move({Queue(TOPIC, "broker-a", 0): 7, Queue("Other", "b", 0): 1})
+        assert stage.committed() in (7, 8)
+        await stage.until(lambda: stage.bodies() == [b"0", b"6", b"7", b"7"])
 
 
 @acting()
 async def test_an_offset_after_the_end_of_a_queue_moves_to_its_end(stage):
     stage.put(b"0", b"1", b"2")
-    async with stage.client() as client, stage.reader(client) as consumer:
+    async with stage.reading() as consumer:
         await stage.until(lambda: len(stage.seen) == 3)
         del stage.broker.queues[TOPIC, 0][1:]  # As after a crash that lost what was not synced.
         await stage.until(lambda: consumer.positions().get(Queue(TOPIC, "broker-a", 0)) == 1)
@@ -590,13 +563,13 @@ async def test_an_offset_before_the_first_message_moves_to_it(stage):
 
     stage.put(*[b"%d" % number for number in range(5)])
     stage.cluster.replies[RequestCode.PULL_MESSAGE] = pull
-    async with stage.client() as client, stage.reader(client):
+    async with stage.reading():
         await stage.until(lambda: stage.bodies() == [b"4"])
 
 
 @acting(empty_pull_s=NOT_HELD_S)
 async def test_a_broker_that_holds_no_pulls_is_not_pulled_in_a_busy_loop(stage):
-    async with stage.client() as client, stage.reader(client):
+    async with stage.reading():
         await asyncio.sleep(10)
     pulls = [pull for pull in stage.asked(RequestCode.PULL_MESSAGE) if pull["topic"] == TOPIC]
     assert 100 < len(pulls) <= 201
@@ -604,7 +577,7 @@ async def test_a_broker_that_holds_no_pulls_is_not_pulled_in_a_busy_loop(stage):
 
 @acting()
 async def test_a_fetcher_that_fails_unexpectedly_is_restarted(stage):
-    async with stage.client() as client, stage.reader(client) as consumer:
+    async with stage.reading() as consumer:
         await stage.until(lambda: len(consumer.positions()) == 2)
         intake = consumer._assignment.fetchers[Queue(TOPIC, "broker-a", 0)]
         intake._deliver = None
@@ -641,10 +614,7 @@ async def test_invalid_groups_handlers_and_levels_are_refused(stage):
 @acting(queues=3)
 async def test_an_allocation_strategy_can_be_configured(stage):
     chosen = frozenset({Queue(TOPIC, "broker-a", 1)})
-    async with (
-        stage.client() as client,
-        stage.reader(client, allocation=ByConfig(chosen)) as consumer,
-    ):
+    async with stage.reading(allocation=ByConfig(chosen)) as consumer:
         await stage.until(lambda: consumer.queues)
         await asyncio.sleep(1)
         assert [q for q in consumer.queues if q.topic == TOPIC] == sorted(chosen)
@@ -662,10 +632,7 @@ async def test_an_allocation_strategy_that_raises_leaves_queues_as_they_are(stag
                 raise ZeroDivisionError
             return list(queues)
 
-    async with (
-        stage.client() as client,
-        stage.reader(client, allocation=Own(), rebalance_interval=1.0) as consumer,
-    ):
+    async with stage.reading(allocation=Own(), rebalance_interval=1.0) as consumer:
         await stage.until(lambda: len(consumer.queues) == 3)
         is_broken = True
         await asyncio.sleep(5)
@@ -681,32 +648,12 @@ async def test_an_allocation_strategy_that_raises_leaves_queues_as_they_are(stag
 @acting()
 async def test_a_topic_created_after_the_consumer_starts_is_consumed_within_seconds(stage):
     """Until then no broker is known that could know the group."""
-    async with stage.client() as client, stage.reader(client, topic="Late"):
+    async with stage.reading(topic="Late"):
         await asyncio.sleep(1)
         stage.cluster.add_topic("Late", 1)
         stage.put(b"first", topic="Late")
 
         await stage.until(lambda: stage.bodies() == [b"first"], within_s=5)
-
-
-@pytest.mark.parametrize("settings", [{}, {"is_orderly": True}])
-def test_a_stop_ends_even_if_a_handler_suppresses_its_cancellation(settings):
-    @acting()
-    async def scenario(stage):
-        async def stubborn(message):
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.sleep(3600)
-
-        stage.put(b"0", b"1")
-        async with stage.client() as client:
-            async with stage.reader(client, stubborn, concurrency=1, stop_timeout=1.0, **settings):
-                await stage.until(lambda: stage.seen)
-                before = stage.world.now()
-            assert stage.world.now() - before < 2.0
-        assert stage.bodies() == [b"0"]
-        assert stage.committed() == 0
-
-    scenario()
 
 
 @acting()
@@ -733,7 +680,7 @@ async def test_a_queue_can_be_moved_while_its_start_offset_is_read(stage):
     stage.put(b"0", b"1")
     stage.broker.offsets[GROUP, TOPIC, 0] = 2
     stage.cluster.replies[query] = hold
-    async with stage.client() as client, stage.reader(client) as consumer:
+    async with stage.reading() as consumer:
         await stage.until(lambda: held)
         await consumer.move({Queue(TOPIC, "broker-a", 0): 0})
         ((connection, request),) = held
@@ -741,22 +688,18 @@ async def test_a_queue_can_be_moved_while_its_start_offset_is_read(stage):
         await stage.until(lambda: stage.bodies() == [b"0", b"1"])
 
 
-def test_a_topic_that_does_not_exist_is_logged_once_as_missing(caplog):
-    @acting()
-    async def scenario(stage):
-        async with stage.client() as client, stage.reader(client, topic="Missing"):
-            await asyncio.sleep(120)
-            lines = [record.message for record in caplog.records if "Missing" in record.message]
-            (line,) = lines
-            assert line == (
-                "readers: topic Missing does not exist; messages come when it does. "
-                "Check its name, or create it with: txmq topic create Missing"
-            )
+@acting()
+async def test_a_topic_that_does_not_exist_is_logged_once_as_missing(stage, caplog):
+    caplog.set_level(logging.WARNING)
+    async with stage.reading(topic="Missing"):
+        await asyncio.sleep(120)
+        (line,) = [record.message for record in caplog.records if "Missing" in record.message]
+        assert line == (
+            "readers: topic Missing does not exist; messages come when it does. "
+            "Check its name, or create it with: txmq topic create Missing"
+        )
 
-            stage.cluster.add_topic("Missing", queues=1)
-            stage.put(b"at last", topic="Missing")
-            await stage.until(stage.bodies)
-        assert stage.bodies() == [b"at last"]
-
-    with caplog.at_level(logging.WARNING):
-        scenario()
+        stage.cluster.add_topic("Missing", queues=1)
+        stage.put(b"at last", topic="Missing")
+        await stage.until(stage.bodies)
+    assert stage.bodies() == [b"at last"]

@@ -117,29 +117,28 @@ async def test_a_handler_can_dead_letter_a_message_with_a_reason(stage):
 
 @pytest.mark.fault("M12")
 @pytest.mark.parametrize("gives_up", [True, False])
-def test_an_orderly_consumer_retries_on_the_spot_then_dead_letters_and_goes_on(gives_up):
-    @staged
-    async def scenario(stage):
-        await stage.topic(messages=3)
+@staged
+async def test_an_orderly_consumer_retries_on_the_spot_then_dead_letters_and_goes_on(
+    stage, gives_up
+):
+    await stage.topic(messages=3)
 
-        async def fails(message):
-            if message.body == b"0/1":
-                if gives_up:
-                    return Later(DEAD_LETTER, reason="never")
-                raise ValueError
-            return None
+    async def fails(message):
+        if message.body == b"0/1":
+            if gives_up:
+                return Later(DEAD_LETTER, reason="never")
+            raise ValueError
+        return None
 
-        settings = replace(SOON, is_orderly=True, attempts_max=None if gives_up else 2)
-        seen = Seen(stage, fails, settings=settings)
-        async with seen.consumer:
-            (letter,) = await died(stage)
-            await until(lambda: seen.bodies()[-1] == b"0/2")
-        tries = 1 if gives_up else 3
-        assert seen.bodies() == [b"0/0", *[b"0/1"] * tries, b"0/2"]
-        why = "it failed 1 time: never" if gives_up else "it failed 3 times: ValueError"
-        assert letter.properties["DLQ_REASON"] == f"its consumer gave it up: {why}"
-
-    scenario()
+    settings = replace(SOON, is_orderly=True, attempts_max=None if gives_up else 2)
+    seen = Seen(stage, fails, settings=settings)
+    async with seen.consumer:
+        (letter,) = await died(stage)
+        await until(lambda: seen.bodies()[-1] == b"0/2")
+    tries = 1 if gives_up else 3
+    assert seen.bodies() == [b"0/0", *[b"0/1"] * tries, b"0/2"]
+    why = "it failed 1 time: never" if gives_up else "it failed 3 times: ValueError"
+    assert letter.properties["DLQ_REASON"] == f"its consumer gave it up: {why}"
 
 
 @staged

@@ -163,25 +163,14 @@ def test_small_bodies_and_batches_are_sent_uncompressed(body, compress):
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"body": b""},
-        {"topic": ""},
-        {"topic": "with space"},
-        {"topic": "ümlaut"},
-        {"keys": ("two words",)},
-        {"keys": ("",)},
-        {"keys": ("ok", " ")},
-        {"properties": {"TAGS": "A"}},
-        {"properties": {"KEYS": "A"}},
-        {"properties": {"empty": ""}},
-        {"properties": {"": "nameless"}},
-        {"properties": {"UNIQ_KEY": ""}},
-        {"properties": {"p": "a\x01b"}},
-        {"tags": "a\x02b"},
-        {"tags": "a\x01b"},
-        {"keys": ("a\x01b",)},
-        {"keys": ("a\x02b", "c")},
+        {"body": b""}, {"topic": ""}, {"topic": "with space"}, {"topic": "ümlaut"},
+        {"keys": ("two words",)}, {"keys": ("",)}, {"keys": ("ok", " ")},
+        {"properties": {"TAGS": "A"}}, {"properties": {"KEYS": "A"}}, {"properties": {"empty": ""}},
+        {"properties": {"": "nameless"}}, {"properties": {"UNIQ_KEY": ""}},
+        {"properties": {"p": "a\x01b"}}, {"tags": "a\x02b"}, {"tags": "a\x01b"},
+        {"keys": ("a\x01b",)}, {"keys": ("a\x02b", "c")},
     ],
-)
+)  # fmt: skip
 def test_a_message_that_the_protocol_cannot_carry_is_refused(wrong):
     with pytest.raises(LocalProtocolError):
         sealed(message(**wrong), "ID")

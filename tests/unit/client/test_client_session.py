@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from tests.unit.client.client_stage import STEADY, staged
+from tests.unit.client.client_stage import QUEUE, STEADY, staged
 from tests.unit.client.fake_cluster import FakeCluster
 from txmq.client import Admin, Session
 from txmq.client.routes import FRESH_S
@@ -99,19 +99,16 @@ async def test_a_route_is_fetched_once_and_then_cached(stage):
     assert len(stage.cluster.codes(ROUTE)) == 1
 
 
-@staged()
+@staged(topic="T")
 async def test_concurrent_requests_for_a_route_share_one_query(stage):
-    stage.cluster.add_topic("T")
-
     found = await asyncio.gather(*(stage.session.route("T") for _ in range(50)))
 
     assert len({id(route) for route in found}) == 1
     assert len(stage.cluster.codes(ROUTE)) == 1
 
 
-@staged()
+@staged(topic="T")
 async def test_a_cancelled_request_for_a_route_does_not_affect_the_others(stage):
-    stage.cluster.add_topic("T")
     hasty = asyncio.create_task(stage.session.route("T"))
     patient = asyncio.create_task(stage.session.route("T"))
     await asyncio.sleep(0)
@@ -193,9 +190,8 @@ def test_the_first_name_server_is_chosen_at_random():
     assert begun == {0, 1, 2}
 
 
-@staged(name_servers=3)
+@staged(name_servers=3, topic="T")
 async def test_a_session_switches_to_the_next_name_server_when_one_is_gone(stage):
-    stage.cluster.add_topic("T")
     first = stage.session._names_at
     stage.cluster.name_listeners[first].close()
 
@@ -215,9 +211,8 @@ async def test_a_refusal_of_one_name_server_is_not_retried_at_the_next(stage):
     assert len(stage.cluster.codes(ROUTE)) == 1
 
 
-@staged(name_servers=2)
+@staged(name_servers=2, topic="T")
 async def test_a_silent_name_server_is_skipped(stage):
-    stage.cluster.add_topic("T")
     silent = stage.cluster.addresses[stage.session._names_at]
     stage.cluster.replies[RequestCode.GET_ROUTEINFO_BY_TOPIC] = _once_silent(stage.cluster)
     before = stage.world.now()
@@ -268,18 +263,15 @@ async def test_a_command_for_all_name_servers_reaches_the_rest_when_one_is_gone(
 # Connections
 
 
-@staged(brokers=2)
+@staged(brokers=2, topic="T")
 async def test_concurrent_sends_share_one_connection_per_broker(stage):
-    stage.cluster.add_topic("T")
-
     await asyncio.gather(*(stage.admin.send(Message(topic="T", body=b"x")) for _ in range(40)))
 
     assert [listener.connections for listener in stage.cluster.listeners] == [1, 1]
 
 
-@staged()
+@staged(topic="T")
 async def test_a_missing_answer_is_a_timeout_that_leaves_the_effect_open(stage):
-    stage.cluster.add_topic("T")
     stage.cluster.replies[RequestCode.SEND_MESSAGE_V2] = lambda request: None
 
     with pytest.raises(RequestTimeout) as caught:
@@ -288,21 +280,19 @@ async def test_a_missing_answer_is_a_timeout_that_leaves_the_effect_open(stage):
     assert caught.value.effect.value == "maybe"
 
 
-@staged()
+@staged(topic="T")
 async def test_a_lost_connection_to_a_broker_is_opened_again(stage):
-    queue, _ = stage.cluster.add_topic("T")
-    await stage.admin.send(Message(topic="T", body=b"x"), queue)
+    await stage.admin.send(Message(topic="T", body=b"x"), QUEUE)
     stage.world.network.cut("client", "server")
     await asyncio.sleep(1)
 
-    receipt = await stage.admin.send(Message(topic="T", body=b"y"), queue)
+    receipt = await stage.admin.send(Message(topic="T", body=b"y"), QUEUE)
 
     assert receipt.offset == 1
 
 
-@staged()
+@staged(topic="T")
 async def test_a_connection_that_breaks_under_a_request_leaves_the_effect_open(stage):
-    stage.cluster.add_topic("T")
     stage.cluster.replies[RequestCode.SEND_MESSAGE_V2] = lambda request: None
     sending = asyncio.create_task(stage.admin.send(Message(topic="T", body=b"x")))
     await asyncio.sleep(1)
@@ -356,10 +346,9 @@ def test_equal_seeds_give_equal_traces():
     assert trace(5) != trace(6)
 
 
-@staged()
+@staged(topic="T")
 async def test_a_malformed_answer_raises_remote_protocol_error(stage):
     """A malformed answer raises an error of txmq, and not one of the decoder."""
-    stage.cluster.add_topic("T")
     stage.cluster.replies[RequestCode.GET_ROUTEINFO_BY_TOPIC] = lambda request: command.answer(
         request, body=b"[nonsense"
     )
@@ -388,45 +377,36 @@ def silent(request):
 
 @pytest.mark.fault("N5")
 @pytest.mark.parametrize("reply", [unknown, empty, silent])
-def test_a_known_route_is_kept_while_the_name_server_does_not_know_it(reply):
+@staged(topic="T")
+async def test_a_known_route_is_kept_while_the_name_server_does_not_know_it(stage, reply):
     """The name server forgets the topic, names no queue of it, or does not answer."""
 
-    @staged()
-    async def scenario(stage):
-        stage.cluster.add_topic("T")
-        good = await stage.session.route("T")
-        stage.cluster.replies[RequestCode.GET_ROUTEINFO_BY_TOPIC] = reply
+    good = await stage.session.route("T")
+    stage.cluster.replies[RequestCode.GET_ROUTEINFO_BY_TOPIC] = reply
 
-        for _ in range(3):
-            await asyncio.sleep(FRESH_S + 1)
-            asked_at = stage.world.now()
-            assert await stage.session.route("T") == good
-            assert stage.world.now() - asked_at <= KNOWN_ROUTE_WAIT_S
-        if reply is silent:
-            with pytest.raises(TransportError):
-                await stage.session.refresh()
-        else:
-            assert await stage.session.refresh() == []
-        assert await stage.session.address_of(good.writable[0])
-
-    scenario()
+    for _ in range(3):
+        await asyncio.sleep(FRESH_S + 1)
+        asked_at = stage.world.now()
+        assert await stage.session.route("T") == good
+        assert stage.world.now() - asked_at <= KNOWN_ROUTE_WAIT_S
+    if reply is silent:
+        with pytest.raises(TransportError):
+            await stage.session.refresh()
+    else:
+        assert await stage.session.refresh() == []
+    assert await stage.session.address_of(good.writable[0])
 
 
 @pytest.mark.fault("N5")
 @pytest.mark.parametrize("reply", [unknown, empty])
-def test_a_topic_without_a_known_route_is_not_found(reply):
+@staged(topic="T")
+async def test_a_topic_without_a_known_route_is_not_found(stage, reply):
+    stage.cluster.replies[RequestCode.GET_ROUTEINFO_BY_TOPIC] = reply
 
-    @staged()
-    async def scenario(stage):
-        stage.cluster.add_topic("T")
-        stage.cluster.replies[RequestCode.GET_ROUTEINFO_BY_TOPIC] = reply
-
-        with pytest.raises(TopicNotFound):
-            await stage.session.route("T")
-        with pytest.raises(TopicNotFound):
-            await stage.session.route_to_write("T")
-
-    scenario()
+    with pytest.raises(TopicNotFound):
+        await stage.session.route("T")
+    with pytest.raises(TopicNotFound):
+        await stage.session.route_to_write("T")
 
 
 @pytest.mark.fault("N5")
@@ -447,10 +427,9 @@ async def test_a_kept_route_is_replaced_by_a_newer_one(stage):
 
 
 @pytest.mark.fault("N5")
-@staged()
+@staged(topic="T")
 async def test_the_route_of_a_topic_that_its_brokers_deleted_is_not_kept(stage):
     """The refusal of the broker overrides a route from before."""
-    stage.cluster.add_topic("T")
     await stage.session.route("T")
     for broker in stage.cluster.brokers:
         del broker.topics["T"]

@@ -22,12 +22,7 @@ def test_tags_are_compared_by_their_text():
     some = TopicSubscription("T", "A || BB")
 
     # "BB" and "Aa" have one hash, by which a broker would let both through.
-    assert [some.wants(Tagged(tag)) for tag in ("A", "BB", "Aa", "")] == [
-        True,
-        True,
-        False,
-        False,
-    ]
+    assert [some.wants(Tagged(tag)) for tag in ("A", "BB", "Aa", "")] == [True, True, False, False]
 
 
 def test_tags_are_registered_with_their_hashes():

@@ -138,33 +138,24 @@ def test_a_message_from_the_future_gives_no_negative_delay(scene):
 # Corrections (308)
 
 
-@pytest.fixture
-def race(scene):
+@pytest.mark.parametrize(
+    ("group", "excluded", "offset"),
+    [
+        ("a", (), 3),
+        ("c", ["b"], 5),
+        ("b", ["b"], NO_CORRECTION),
+        ("b", (), 3),
+        ("new", (), 3),
+    ],
+    ids=["leading", "the slowest excluded", "behind all counted", "the slowest", "a new group"],
+)
+def test_the_correction_of_a_group_is_the_offset_of_the_slowest(scene, group, excluded, offset):
     scene.topic("T", 2)
     scene.log.put("T", *[b"x"] * 10)
-    for group, offset in (("a", 5), ("b", 3), ("c", 8)):
-        scene.offsets.put(group, "T", 0, offset)
-    return scene.progress
+    for each, at in (("a", 5), ("b", 3), ("c", 8)):
+        scene.offsets.put(each, "T", 0, at)
 
-
-def test_the_correction_of_a_leading_group_is_the_offset_of_the_slowest(race):
-    assert race.corrections("T", "a") == {0: 3}
-
-
-def test_groups_can_be_excluded_from_the_correction(race):
-    assert race.corrections("T", "c", ["b"]) == {0: 5}
-
-
-def test_a_group_behind_all_counted_groups_gets_no_correction(race):
-    assert race.corrections("T", "b", ["b"]) == {0: NO_CORRECTION}
-
-
-def test_the_correction_of_the_slowest_group_is_its_own_offset(race):
-    assert race.corrections("T", "b") == {0: 3}
-
-
-def test_the_correction_of_a_new_group_is_the_lowest_offset(race):
-    assert race.corrections("T", "new") == {0: 3}
+    assert scene.progress.corrections("T", group, excluded) == {0: offset}
 
 
 def test_offsets_of_deleted_messages_or_missing_queues_give_no_correction(scene):

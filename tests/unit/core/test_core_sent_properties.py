@@ -33,26 +33,23 @@ def hashes_of(*keys):
     return tuple(key_hash(SEED, key) for key in keys)
 
 
-def test_a_message_is_stored_with_the_name_of_its_cluster():
-    """Go's request-reply looks for it."""
-    assert arrived(UNIQ_KEY="u", a="b")[0] == {"UNIQ_KEY": "u", "a": "b", "CLUSTER": "c1"}
-
-
-def test_a_cluster_name_set_by_a_client_is_replaced():
-    assert arrived(UNIQ_KEY="u", CLUSTER="other")[0] == {"UNIQ_KEY": "u", "CLUSTER": "c1"}
-
-
 @pytest.mark.parametrize(
-    "text",
+    ("text", "stored"),
     [
-        "WAIT\x01true\x02UNIQ_KEY\x01u\x02",
-        "UNIQ_KEY\x01u\x02WAIT\x01true\x02",
-        "UNIQ_KEY\x01u\x02WAIT\x01false\x02",
-        "UNIQ_KEY\x01u\x02WAIT\x01true",
+        ("UNIQ_KEY\x01u\x02a\x01b\x02", {"a": "b"}),
+        ("UNIQ_KEY\x01u\x02CLUSTER\x01other\x02", {}),
+        ("WAIT\x01true\x02UNIQ_KEY\x01u\x02", {}),
+        ("UNIQ_KEY\x01u\x02WAIT\x01true\x02", {}),
+        ("UNIQ_KEY\x01u\x02WAIT\x01false\x02", {}),
+        ("UNIQ_KEY\x01u\x02WAIT\x01true", {}),
+        ("UNIQ_KEY\x01u\x02TRAN_MSG\x01false\x02", {"TRAN_MSG": "false"}),
+        ("UNIQ_KEY\x01u\x02DELAY\x010\x02", {"DELAY": "0"}),
+        ("UNIQ_KEY\x01u\x02TIMER_DELAY_SEC\x010\x02", {"TIMER_DELAY_SEC": "0"}),
     ],
 )
-def test_the_wait_property_is_not_stored(text):
-    assert examined(text)[0] == {"UNIQ_KEY": "u", "CLUSTER": "c1"}
+def test_a_message_is_stored_with_the_name_of_its_own_cluster_and_without_wait(text, stored):
+    """Go's request-reply looks for the cluster; a message neither half nor delayed is ordinary."""
+    assert examined(text)[0] == {"UNIQ_KEY": "u", "CLUSTER": "c1", **stored}
 
 
 def test_a_message_without_a_unique_key_gets_one():
@@ -126,13 +123,6 @@ def test_a_message_can_be_a_half_message_by_its_properties_alone(value):
 def test_a_message_with_a_delay_property_is_recognised_as_delayed(name):
     with pytest.raises(MessageIllegal, match=name):
         arrived(UNIQ_KEY="u", **{name: "3"})
-
-
-@pytest.mark.parametrize(
-    "values", [{"TRAN_MSG": "false"}, {"DELAY": "0"}, {"TIMER_DELAY_SEC": "0"}]
-)
-def test_a_message_with_false_or_zero_properties_is_an_ordinary_message(values):
-    assert arrived(UNIQ_KEY="u", **values)[0] == {"UNIQ_KEY": "u", "CLUSTER": "c1", **values}
 
 
 # --- batches ---
@@ -221,16 +211,10 @@ def test_the_last_of_several_groups_of_a_half_message_counts():
 @pytest.mark.parametrize(
     ("value", "seconds"),
     [
-        ("30", 30),
-        ("0", 0),
-        ("-1", 0),
-        ("1.5", 0),
-        ("x", 0),
-        ("", 0),
-        ("\u0663", 0),
+        ("30", 30), ("0", 0), ("-1", 0), ("1.5", 0), ("x", 0), ("", 0), ("\u0663", 0),
         ("9" * 40, None),
     ],
-)
+)  # fmt: skip
 def test_a_producer_can_set_the_check_immunity_time(value, seconds):
     text = f"CHECK_IMMUNITY_TIME_IN_SECONDS\x01{value}\x02"
 

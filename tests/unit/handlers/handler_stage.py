@@ -175,11 +175,15 @@ class Stage:
         """Let virtual time pass."""
         await asyncio.sleep(seconds)
 
-    async def client(self, name=None, *, address=None):
+    async def client(self, name=None, *, address=None, topic=None):
+        """A new client, who has created this topic."""
         self._clients += 1
         inbox = Inbox()
         connection = await self._connect(inbox.serve, self._clients, address)
-        return Client(connection, inbox, name or f"client-{self._clients}")
+        client = Client(connection, inbox, name or f"client-{self._clients}")
+        if topic is not None:
+            await client.topic(topic)
+        return client
 
     async def clients(self, count):
         return [await self.client() for _ in range(count)]
@@ -262,13 +266,11 @@ def queue(topic, number=0, broker="broker-a"):
     return MessageQueue(broker, number, topic)
 
 
-def in_world(main, settings=SETTINGS, *, restarted=None, within=3600.0):
+def in_world(main, settings=SETTINGS, *, within=3600.0):
     """Run a coroutine function of a :class:`Stage` in a world where waiting takes no time.
 
     A test that waits for over two minutes needs new clients: idle connections are closed.
-    Then ``restarted`` runs, with a new broker on the disk that the first one left.
     """
-    mains = [main] if restarted is None else [main, restarted]
 
     async def scenario(world):
         server = world.machine("server")
@@ -279,20 +281,19 @@ def in_world(main, settings=SETTINGS, *, restarted=None, within=3600.0):
             pool = ConnectionPool(machine.network, machine.clock, service)
             return await machine.run(pool.connection(at["listen"]))
 
-        for part in mains:
-            broker = Broker(
-                replace(settings, **at),
-                clock=server.clock,
-                network=server.network,
-                disk=server.disk,
-                entropy=server.entropy,
-            )
-            ready, over = asyncio.Event(), asyncio.Event()
-            serving = server.run(serve(broker, ready, over))
-            await ready.wait()
-            await part(Stage(broker, server.clock, connect, world))
-            over.set()
-            await serving
+        broker = Broker(
+            replace(settings, **at),
+            clock=server.clock,
+            network=server.network,
+            disk=server.disk,
+            entropy=server.entropy,
+        )
+        ready, over = asyncio.Event(), asyncio.Event()
+        serving = server.run(serve(broker, ready, over))
+        await ready.wait()
+        await main(Stage(broker, server.clock, connect, world))
+        over.set()
+        await serving
 
     async def serve(broker, ready, over):
         async with broker:
@@ -301,3 +302,23 @@ def in_world(main, settings=SETTINGS, *, restarted=None, within=3600.0):
 
     world = World(1, scenario=main.__qualname__, conditions=STEADY)
     world.run(scenario(world), timeout=within)
+
+
+def with_client(main, settings=SETTINGS, *, topic=None, run=in_world, **options):
+    """Run a coroutine function of a client, who has created this topic."""
+
+    async def of_client(stage):
+        await main(await stage.client(topic=topic))
+
+    of_client.__qualname__ = main.__qualname__
+    run(of_client, settings, **options)
+
+
+def in_world_with_client(main, settings=SETTINGS, *, topic=None, run=in_world, **options):
+    """Run a coroutine function of a stage and a client, who has created this topic."""
+
+    async def of_both(stage):
+        await main(stage, await stage.client(topic=topic))
+
+    of_both.__qualname__ = main.__qualname__
+    run(of_both, settings, **options)

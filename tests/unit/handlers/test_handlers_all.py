@@ -3,7 +3,14 @@
 import pytest
 
 from tests.running import run_by
-from tests.unit.handlers.handler_stage import consumer, pulling, sending
+from tests.unit.handlers.handler_stage import (
+    consumer,
+    in_world,
+    in_world_with_client,
+    pulling,
+    sending,
+    with_client,
+)
 from txmq.protocol import command as commands
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import BINARY, JSON
@@ -23,7 +30,7 @@ NEEDED = {
 NOT_SUPPORTED = 3
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_the_broker_serves_what_stock_clients_and_tools_need(stage, /):
     served = {str(code) for code in stage.broker._dispatch._handlers}
 
@@ -33,9 +40,8 @@ async def test_the_broker_serves_what_stock_clients_and_tools_need(stage, /):
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
-@run_by("serve")
-async def test_an_unsupported_request_code_is_answered_not_supported(stage, /, kind):
-    client = await stage.client()
+@run_by(with_client)
+async def test_an_unsupported_request_code_is_answered_not_supported(client, /, kind):
     for code in (0, 1, 13, 39, 40, 105, 301, 353, 400, 999, -7):
         answer = await client.ask(code, kind=kind)
 
@@ -43,13 +49,13 @@ async def test_an_unsupported_request_code_is_answered_not_supported(stage, /, k
         assert answer.remark == f" request type {code} not supported"
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_a_code_too_large_for_a_binary_header_is_still_answered(stage, /):
     assert await (await stage.client()).code_of(200_050) == NOT_SUPPORTED
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
-@run_by("serve")
+@run_by(in_world)
 async def test_a_request_without_fields_is_answered_and_keeps_the_connection_open(stage, /, kind):
     for code in SERVED:
         client = await stage.client()
@@ -62,17 +68,15 @@ async def test_a_request_without_fields_is_answered_and_keeps_the_connection_ope
 
 
 @pytest.mark.parametrize("body", [b"{", b"null", b'{"a":1}', b"\x00" * 50])
-@run_by("serve")
-async def test_every_request_with_a_malformed_body_is_answered(stage, /, body):
-    client = await stage.client()
+@run_by(with_client)
+async def test_every_request_with_a_malformed_body_is_answered(client, /, body):
     for code in SERVED:
         answer = await client.ask(int(code), body=body)
         assert answer.code != NOT_SUPPORTED
 
 
-@run_by("serve")
-async def test_one_way_requests_are_never_answered(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_one_way_requests_are_never_answered(client, /):
     for code in (*SERVED, "999"):
         assert await client.is_silent(int(code), oneway=True), code
     assert await client.is_silent(10, sending("T"), body=b"x", oneway=True)
@@ -80,9 +84,8 @@ async def test_one_way_requests_are_never_answered(stage, /):
     assert await client.max_offset("T") == 1
 
 
-@run_by("serve")
-async def test_an_answer_carries_the_opaque_of_its_request(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_an_answer_carries_the_opaque_of_its_request(stage, client, /):
     heard = []
 
     class Ear:
@@ -103,10 +106,9 @@ async def test_an_answer_carries_the_opaque_of_its_request(stage, /):
     assert [answer.opaque for answer in heard] == [0, -1, 2**31 - 1, -(2**31)]
 
 
-@run_by("serve")
-async def test_all_field_values_of_an_answer_are_strings(stage, /):
+@run_by(with_client)
+async def test_all_field_values_of_an_answer_are_strings(client, /):
     """Numbers there made the C++ client pull and deliver for ever."""
-    client = await stage.client()
     raw = []
     reader = client.connection._reader
 
@@ -131,9 +133,8 @@ async def test_all_field_values_of_an_answer_are_strings(stage, /):
         assert b'":"' in frame[1].split(b'"extFields":{', 1)[1]
 
 
-@run_by("serve")
-async def test_a_stopping_broker_answers_the_requests_it_has_accepted(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_a_stopping_broker_answers_the_requests_it_has_accepted(stage, client, /):
     await client.beat(consumer("g", "T"))
     sent = [client.asking(10, sending("T"), body=b"x") for _ in range(20)]
     await client.topic("U")

@@ -5,7 +5,14 @@ import json
 import pytest
 
 from tests.running import run_by
-from tests.unit.handlers.handler_stage import consumer, in_world, subscription, with_topics
+from tests.unit.handlers.handler_stage import (
+    consumer,
+    in_world,
+    in_world_with_client,
+    subscription,
+    with_client,
+    with_topics,
+)
 from txmq.protocol.bodies import (
     ConsumerConnections,
     ConsumerIds,
@@ -43,9 +50,8 @@ async def ids(client, group="group"):
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
-@run_by("serve")
-async def test_a_heartbeat_is_answered_with_a_version_that_java_clients_accept(stage, /, kind):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_heartbeat_is_answered_with_a_version_that_java_clients_accept(client, /, kind):
     answer = await client.ok(BEAT, body=JAVAS, kind=kind)
 
     assert answer.kind == kind
@@ -54,9 +60,8 @@ async def test_a_heartbeat_is_answered_with_a_version_that_java_clients_accept(s
     assert await ids(client, "G") == ["10.0.0.5@1234#98765"]
 
 
-@run_by("serve")
-async def test_a_heartbeat_creates_the_group_and_its_retry_topic(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_a_heartbeat_creates_the_group_and_its_retry_topic(stage, client, /):
     await client.beat(consumer("g", "T"))
 
     answer = await client.ok(RequestCode.GET_TOPIC_CONFIG, TopicHeader("%RETRY%g"))
@@ -65,7 +70,7 @@ async def test_a_heartbeat_creates_the_group_and_its_retry_topic(stage, /):
 
 
 @pytest.mark.parametrize(("queues", "made"), [(3, 3), (0, 1)])
-@run_by("serve")
+@run_by(in_world)
 async def test_the_retry_topic_has_the_number_of_queues_set_for_the_group(stage, /, queues, made):
     client = await stage.client()
     config = GroupConfig("g", retry_queue_nums=queues)
@@ -75,57 +80,50 @@ async def test_the_retry_topic_has_the_number_of_queues_set_for_the_group(stage,
     assert len(stage.broker.topics.get("%RETRY%g").queues) == made
 
 
-@run_by("serve")
-async def test_a_group_whose_name_is_too_long_for_a_retry_topic_joins_without_one(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_group_whose_name_is_too_long_for_a_retry_topic_joins_without_one(client, /):
     await client.beat(consumer("g" * 200))
 
     assert await ids(client, "g" * 200) == ["client-1"]
 
 
-@run_by("serve", with_topics(auto_create_groups=False))
-async def test_with_auto_creation_off_a_heartbeat_of_an_unknown_group_is_refused(stage, /):
-    client = await stage.client()
+@run_by(with_client, with_topics(auto_create_groups=False))
+async def test_with_auto_creation_off_a_heartbeat_of_an_unknown_group_is_refused(client, /):
     beat = Heartbeat("id", [], [consumer("g")])
 
     assert await client.code_of(BEAT, body=beat.write()) == NO_GROUP
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"[1]", b"\xff"])
-@run_by("serve")
-async def test_a_malformed_heartbeat_is_an_error(stage, /, body):
-    client = await stage.client()
-
+@run_by(with_client)
+async def test_a_malformed_heartbeat_is_an_error(client, /, body):
     assert await client.code_of(BEAT, body=body) == ERROR
 
 
 # Members
 
 
-@run_by("serve")
-async def test_listing_the_members_of_an_empty_group_is_an_error(stage, /):
-    client = await stage.client()
-
-    assert await ids(client) == -ERROR
-
-
-@run_by("serve")
+@run_by(in_world)
 async def test_a_client_with_two_connections_is_listed_once(stage, /):
-    first, same, second = (
-        await stage.client("one"),
-        await stage.client("one"),
-        await stage.client(),
-    )
+    first, same, second = [await stage.client(name) for name in ("one", "one", None)]
     for client in (first, same, second):
         await client.beat(consumer("group", "T"))
 
     assert await ids(first) == ["one", "client-3"]
 
 
+@pytest.mark.parametrize(("code", "answer"), [(IDS, ERROR), (CONSUMERS, OFFLINE)])
+@run_by(with_client)
+async def test_a_list_of_members_or_connections_of_an_empty_group_is_refused(
+    client, /, code, answer
+):
+    assert await client.code_of(code, GroupHeader("group")) == answer
+
+
 # Notifications of changes (40)
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_all_members_are_notified_of_a_new_member_including_itself(stage, /):
     old, new = await stage.clients(2)
     await old.beat(consumer("group", "T"))
@@ -138,9 +136,8 @@ async def test_all_members_are_notified_of_a_new_member_including_itself(stage, 
     await new.heard(CHANGED)
 
 
-@run_by("serve")
-async def test_a_repeated_heartbeat_notifies_nobody(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_repeated_heartbeat_notifies_nobody(client, /):
     await client.beat(consumer("group", "T"))
     await client.heard(CHANGED)
     await client.beat(consumer("group", "T"))
@@ -151,7 +148,7 @@ async def test_a_repeated_heartbeat_notifies_nobody(stage, /):
     assert client.heard_nothing()
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_a_change_of_subscribed_topics_notifies_the_group(stage, /):
     client, other = await stage.clients(2)
     for member in (client, other):
@@ -163,25 +160,17 @@ async def test_a_change_of_subscribed_topics_notifies_the_group(stage, /):
     await client.heard(CHANGED)
 
 
-@run_by("serve")
-async def test_unregistering_removes_the_member_and_notifies_the_group(stage, /):
+@pytest.mark.parametrize("is_lost", [False, True], ids=["unregistered", "connection lost"])
+@run_by(in_world)
+async def test_a_member_that_leaves_is_removed_and_the_group_is_notified(stage, /, is_lost):
     leaving, staying = await stage.clients(2)
     for member in (leaving, staying):
         await member.beat(consumer("group", "T"), producers=["p"])
     await staying.heard(CHANGED)
-    await leaving.ok(LEAVE, ClientGroups(leaving.name, "p", "group"))
-
-    await staying.heard(CHANGED)
-    assert await ids(staying) == [staying.name]
-
-
-@run_by("serve")
-async def test_a_lost_connection_removes_the_member_and_notifies_the_group(stage, /):
-    leaving, staying = await stage.clients(2)
-    for member in (leaving, staying):
-        await member.beat(consumer("group", "T"))
-    await staying.heard(CHANGED)
-    leaving.close()
+    if is_lost:
+        leaving.close()
+    else:
+        await leaving.ok(LEAVE, ClientGroups(leaving.name, "p", "group"))
 
     await staying.heard(CHANGED)
     assert await ids(staying) == [staying.name]
@@ -204,9 +193,8 @@ async def test_a_client_without_heartbeats_for_two_minutes_is_disconnected(stage
     assert await ids(lively) == [lively.name]
 
 
-@run_by("serve")
-async def test_a_group_can_switch_off_notifications_of_member_changes(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_group_can_switch_off_notifications_of_member_changes(client, /):
     config = GroupConfig("group", notify_consumer_ids_changed_enable=False)
     await client.ok(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=config.write())
     await client.beat(consumer("group", "T"))
@@ -215,7 +203,7 @@ async def test_a_group_can_switch_off_notifications_of_member_changes(stage, /):
     assert client.heard_nothing()
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_a_member_change_is_not_notified_to_other_groups(stage, /):
     one, other = await stage.clients(2)
     await one.beat(consumer("one", "T"))
@@ -230,7 +218,7 @@ async def test_a_member_change_is_not_notified_to_other_groups(stage, /):
 
 
 @pytest.mark.parametrize(("producers", "consumers"), [(None, None), ("p", None), (None, "unknown")])
-@run_by("serve")
+@run_by(in_world)
 async def test_unregistering_from_a_group_one_is_not_in_changes_nothing(
     stage, /, producers, consumers
 ):
@@ -241,28 +229,29 @@ async def test_unregistering_from_a_group_one_is_not_in_changes_nothing(
     assert await ids(client) == [other.name]
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_unregistering_releases_the_queue_locks_of_the_client(stage, /):
     leaving, other = await stage.clients(2)
     queues = [MessageQueue("broker-a", 0, "T")]
+
+    async def lock(client):
+        body = LockRequest(client.name, "group", queues).write()
+        return LockedQueues.read(
+            (await client.ok(RequestCode.LOCK_BATCH_MQ, body=body)).body
+        ).queues
+
     await leaving.beat(consumer("group", "T"))
-    await leaving.ok(
-        RequestCode.LOCK_BATCH_MQ, body=LockRequest(leaving.name, "group", queues).write()
-    )
+    assert await lock(leaving) == queues
     await leaving.ok(LEAVE, ClientGroups(leaving.name, None, "group"))
 
-    answer = await other.ok(
-        RequestCode.LOCK_BATCH_MQ, body=LockRequest(other.name, "group", queues).write()
-    )
-    assert LockedQueues.read(answer.body).queues == queues
+    assert await lock(other) == queues
 
 
 # What operators see
 
 
-@run_by("serve")
-async def test_consumer_connections_are_shown_with_their_subscriptions(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_consumer_connections_are_shown_with_their_subscriptions(client, /):
     await client.beat(consumer("group", T="A"), version=317)
     answer = await client.ok(CONSUMERS, GroupHeader("group"))
 
@@ -277,16 +266,8 @@ async def test_consumer_connections_are_shown_with_their_subscriptions(stage, /)
     assert shown.subscription_table["T"] == subscription("T", "A")
 
 
-@run_by("serve")
-async def test_consumer_connections_of_an_offline_group_are_answered_offline(stage, /):
-    client = await stage.client()
-
-    assert await client.code_of(CONSUMERS, GroupHeader("group")) == OFFLINE
-
-
-@run_by("serve")
-async def test_producer_connections_of_a_group_are_shown(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_producer_connections_of_a_group_are_shown(client, /):
     await client.beat(producers=["p"])
     answer = await client.ok(PRODUCERS, NamedGroup("p"))
     (connection,) = ProducerConnections.read(answer.body).connection_set
@@ -296,9 +277,8 @@ async def test_producer_connections_of_a_group_are_shown(stage, /):
     assert await client.code_of(PRODUCERS, NamedGroup()) == ERROR
 
 
-@run_by("serve")
-async def test_producer_connections_of_all_groups_are_shown_at_once(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_producer_connections_of_all_groups_are_shown_at_once(stage, client, /):
     await client.beat(producers=["p", "q"])
     data = json.loads((await client.ok(ALL_PRODUCERS)).body)["data"]
 
@@ -312,18 +292,16 @@ async def test_producer_connections_of_all_groups_are_shown_at_once(stage, /):
 # Consumers of RocketMQ 5 that wait for queues from the broker
 
 
-def test_a_consumer_that_asks_the_broker_for_an_assignment_is_logged_once(serve, caplog):
-    async def main(stage):
-        client = await stage.client()
-        for group in ("billing", "billing", "shipping"):
-            wanted = {"clientId": "10.0.0.5@1234", "consumerGroup": group, "topic": "Orders"}
-            for _ in range(20):
-                answer = await client.ask(ASSIGN, body=json.dumps(wanted).encode())
-                assert (answer.code, answer.remark) == (3, " request type 400 not supported")
-        for body in (b"", b"{", b"x" * 100_000):
-            assert await client.code_of(ASSIGN, body=body) == 3
+@run_by(with_client)
+async def test_a_consumer_that_asks_the_broker_for_an_assignment_is_logged_once(client, /, caplog):
+    for group in ("billing", "billing", "shipping"):
+        wanted = {"clientId": "10.0.0.5@1234", "consumerGroup": group, "topic": "Orders"}
+        for _ in range(20):
+            answer = await client.ask(ASSIGN, body=json.dumps(wanted).encode())
+            assert (answer.code, answer.remark) == (3, " request type 400 not supported")
+    for body in (b"", b"{", b"x" * 100_000):
+        assert await client.code_of(ASSIGN, body=body) == 3
 
-    serve(main)
     lines = [record.getMessage() for record in caplog.records]
     named = [line for line in lines if "set clientRebalance=true at the consumer" in line]
     assert [line.split(" asks")[0].split(" at ")[0] for line in named] == ["a consumer"] * 3
@@ -332,14 +310,12 @@ def test_a_consumer_that_asks_the_broker_for_an_assignment_is_logged_once(serve,
     assert "of group" not in named[2]
 
 
-def test_clients_cannot_flood_the_log_with_ever_new_consumer_names(serve, caplog):
-    async def main(stage):
-        client = await stage.client()
-        for number in range(1_200):
-            wanted = {"clientId": f"client {number}", "consumerGroup": "G" * 5_000}
-            assert await client.code_of(ASSIGN, body=json.dumps(wanted).encode()) == 3
+@run_by(with_client)
+async def test_clients_cannot_flood_the_log_with_ever_new_consumer_names(client, /, caplog):
+    for number in range(1_200):
+        wanted = {"clientId": f"client {number}", "consumerGroup": "G" * 5_000}
+        assert await client.code_of(ASSIGN, body=json.dumps(wanted).encode()) == 3
 
-    serve(main)
     lines = [record.getMessage() for record in caplog.records if "400" in record.getMessage()]
     assert len(lines) == 1_000
     assert max(map(len, lines)) < 500

@@ -17,6 +17,7 @@ from tests.unit.handlers.transaction_stage import (
     checks_heard,
     end,
     in_lives,
+    in_lives_with_client,
     prepare,
     quick,
     stay,
@@ -95,27 +96,23 @@ async def test_a_pull_stops_before_a_damaged_message_and_the_next_pull_names_it(
     assert behind.bodies == [b"%d" % number for number in range(11, 20)]
 
 
-@run_by(in_lives, DURABLE)
-async def test_messages_around_the_damage_are_served_after_a_restart(life, /):
-    client = await life.client()
+@run_by(in_lives_with_client, DURABLE)
+async def test_messages_around_the_damage_are_served_after_a_restart(life, client, /):
     await client.fill("T", 20)
-    await life.stop()
-    await life.start()
+    await life.restart()
     client = await life.client()
     flip(life, "T", 10)
 
     assert (await client.pull("T", 0)).next == 10
-    await life.stop()
-    await life.start()
+    await life.restart()
     client = await life.client()
     assert (await client.pull("T", 0)).next == 10
     assert (await client.ask(PULL, pulling("T", 10))).code == ERROR
     assert (await client.pull("T", 11)).next == 20
 
 
-@run_by(in_lives, DURABLE)
-async def test_an_unreadable_sector_hides_only_the_messages_in_it(life, /):
-    client = await life.client()
+@run_by(in_lives_with_client, DURABLE)
+async def test_an_unreadable_sector_hides_only_the_messages_in_it(life, client, /):
     for number in range(12):
         await client.send("T", b"%d" % number * 1000)
     position, _ = place_of(life, "T", 6)
@@ -137,32 +134,26 @@ async def test_an_unreadable_sector_hides_only_the_messages_in_it(life, /):
 
 
 @pytest.mark.parametrize("kind", ["TAG", "SQL92"])
-def test_a_filtered_pull_stops_at_a_damaged_message(kind):
-    settings = replace(DURABLE, filter=FilterSettings(sql=True))
+@run_by(in_lives_with_client, replace(DURABLE, filter=FilterSettings(sql=True)))
+async def test_a_filtered_pull_stops_at_a_damaged_message(life, client, /, kind):
+    for number in range(9):
+        await client.send("T", b"%d" % number, TAGS="A" if number % 2 else "B", n=str(number))
+    flip(life, "T", 5)
+    text = "A" if kind == "TAG" else "n >= 0"
+    wanted = {"tags": text, "expression_type": kind}
 
-    async def main(life):
-        client = await life.client()
-        for number in range(9):
-            await client.send("T", b"%d" % number, TAGS="A" if number % 2 else "B", n=str(number))
-        flip(life, "T", 5)
-        text = "A" if kind == "TAG" else "n >= 0"
-        wanted = {"tags": text, "expression_type": kind}
-
-        first = await client.pull("T", 0, **wanted)
-        assert (first.code, first.next) == (FOUND, 5)
-        assert first.bodies[-1] == (b"3" if kind == "TAG" else b"4")
-        assert (await client.ask(PULL, pulling("T", 5, **wanted))).code == ERROR
-        assert (await client.pull("T", 6, **wanted)).bodies[-1] == (b"7" if kind == "TAG" else b"8")
-        if kind == "TAG":
-            # The index says that the damaged message is for others.
-            assert (await client.pull("T", 0, tags="B")).bodies == [b"0", b"2", b"4", b"6", b"8"]
-
-    in_lives(main, settings)
+    first = await client.pull("T", 0, **wanted)
+    assert (first.code, first.next) == (FOUND, 5)
+    assert first.bodies[-1] == (b"3" if kind == "TAG" else b"4")
+    assert (await client.ask(PULL, pulling("T", 5, **wanted))).code == ERROR
+    assert (await client.pull("T", 6, **wanted)).bodies[-1] == (b"7" if kind == "TAG" else b"8")
+    if kind == "TAG":
+        # The index says that the damaged message is for others.
+        assert (await client.pull("T", 0, tags="B")).bodies == [b"0", b"2", b"4", b"6", b"8"]
 
 
-@run_by(in_lives, DURABLE)
-async def test_a_pull_without_matches_moves_on_to_the_damaged_message(life, /):
-    client = await life.client()
+@run_by(in_lives_with_client, DURABLE)
+async def test_a_pull_without_matches_moves_on_to_the_damaged_message(life, client, /):
     for number in range(6):
         await client.send("T", b"%d" % number, TAGS="A" if number >= 3 else "B")
     flip(life, "T", 3)
@@ -172,29 +163,25 @@ async def test_a_pull_without_matches_moves_on_to_the_damaged_message(life, /):
     assert (await client.ask(PULL, pulling("T", 3, tags="A"))).code == ERROR
 
 
-def test_damage_is_counted_and_reported_to_the_broker_set(caplog):
-    async def main(life):
-        client = await life.client()
-        await client.fill("T", 3)
-        position = flip(life, "T", 1)
-        found = []
-        life.broker.store.damage.found = found.append
+@run_by(in_lives_with_client, DURABLE)
+async def test_damage_is_counted_and_reported_to_the_broker_set(life, client, /, caplog):
+    await client.fill("T", 3)
+    position = flip(life, "T", 1)
+    found = []
+    life.broker.store.damage.found = found.append
 
-        for _ in range(5):
-            assert (await client.ask(PULL, pulling("T", 1))).code == ERROR
-        assert found == [position] * 5
-        assert life.broker.store.damage.reads == 5
-
-    in_lives(main, DURABLE)
+    for _ in range(5):
+        assert (await client.ask(PULL, pulling("T", 1))).code == ERROR
+    assert found == [position] * 5
+    assert life.broker.store.damage.reads == 5
     assert len([line for line in caplog.messages if "the log is damaged at" in line]) == 1
 
 
 # An operator has a group skip the damage
 
 
-@run_by(in_lives, DURABLE)
-async def test_a_group_skips_a_damaged_message_and_receives_all_others(life, /):
-    client = await life.client()
+@run_by(in_lives_with_client, DURABLE)
+async def test_a_group_skips_a_damaged_message_and_receives_all_others(life, client, /):
     await client.fill("T", 20)
     await create_group(client)
     flip(life, "T", 10)
@@ -215,9 +202,8 @@ async def test_a_group_skips_a_damaged_message_and_receives_all_others(life, /):
     assert (entry.fields["topic"], entry.fields["offset"]) == ("T", "10")
 
 
-@run_by(in_lives, DURABLE)
-async def test_a_skip_survives_a_kill_and_ends_when_its_group_is_deleted(life, /):
-    client = await life.client()
+@run_by(in_lives_with_client, DURABLE)
+async def test_a_skip_survives_a_kill_and_ends_when_its_group_is_deleted(life, client, /):
     await client.fill("T", 6)
     # A start reads everything again that no index covers.
     while await life.broker._flusher._make_checkpoint():
@@ -225,8 +211,7 @@ async def test_a_skip_survives_a_kill_and_ends_when_its_group_is_deleted(life, /
     await create_group(client)
     flip(life, "T", 3)
     await client.ok(SKIP, skipping(3))
-    await life.kill()
-    await life.start()
+    await life.kill_and_start()
 
     client = await life.client()
     assert (await client.pull("T", 3)).next == 4
@@ -234,9 +219,8 @@ async def test_a_skip_survives_a_kill_and_ends_when_its_group_is_deleted(life, /
     assert (await client.ask(PULL, pulling("T", 3))).code == ERROR
 
 
-@run_by(in_lives, DURABLE)
-async def test_a_skipped_range_leaves_out_only_damaged_messages(life, /):
-    client = await life.client()
+@run_by(in_lives_with_client, DURABLE)
+async def test_a_skipped_range_leaves_out_only_damaged_messages(life, client, /):
     await client.fill("T", 9)
     await create_group(client)
     flip(life, "T", 3)
@@ -251,9 +235,8 @@ async def test_a_skipped_range_leaves_out_only_damaged_messages(life, /):
     assert delivered == [b"0", b"1", b"2", b"4", b"6", b"7", b"8"]
 
 
-@run_by(in_lives, DURABLE)
-async def test_a_skip_of_intact_or_missing_messages_is_refused_and_changes_nothing(life, /):
-    client = await life.client()
+@run_by(in_lives_with_client, DURABLE)
+async def test_a_skip_of_intact_or_missing_messages_is_refused_and_changes_nothing(life, client, /):
     await client.fill("T", 6)
     await create_group(client)
     flip(life, "T", 3)
@@ -273,9 +256,8 @@ async def test_a_skip_of_intact_or_missing_messages_is_refused_and_changes_nothi
     assert (await client.ask(PULL, pulling("T", 3))).code == ERROR
 
 
-@run_by(in_lives, DURABLE)
-async def test_a_damaged_retry_can_be_skipped_like_any_message(life, /):
-    client = await life.client()
+@run_by(in_lives_with_client, DURABLE)
+async def test_a_damaged_retry_can_be_skipped_like_any_message(life, client, /):
     await create_group(client)
     topic = "%RETRY%group"
     for number in range(3):
@@ -294,9 +276,8 @@ async def test_a_damaged_retry_can_be_skipped_like_any_message(life, /):
 
 
 @pytest.mark.parametrize("inside", [0, 4, 15, 27, 35, 88, -3], ids=str)
-@run_by(in_lives, DURABLE)
-async def test_a_query_by_key_omits_a_damaged_message_and_reports_it(life, /, inside):
-    client = await life.client()
+@run_by(in_lives_with_client, DURABLE)
+async def test_a_query_by_key_omits_a_damaged_message_and_reports_it(life, client, /, inside):
     for number in range(3):
         await client.send("T", b"%d" % number, KEYS=f"k only-{number}")
     position, size = place_of(life, "T", 1)
@@ -311,9 +292,8 @@ async def test_a_query_by_key_omits_a_damaged_message_and_reports_it(life, /, in
     assert (refused.code, f"position {position}" in refused.remark) == (ERROR, True)
 
 
-@run_by(in_lives, DURABLE)
-async def test_a_view_by_id_refuses_only_the_damaged_message(life, /):
-    client = await life.client()
+@run_by(in_lives_with_client, DURABLE)
+async def test_a_view_by_id_refuses_only_the_damaged_message(life, client, /):
     await client.fill("T", 3)
     flip(life, "T", 1)
     view = RequestCode.VIEW_MESSAGE_BY_ID
@@ -325,9 +305,8 @@ async def test_a_view_by_id_refuses_only_the_damaged_message(life, /):
     assert life.broker.store.damage.reads == 1
 
 
-@run_by(in_lives, DURABLE)
-async def test_a_search_by_time_passes_an_unreadable_sector(life, /):
-    client = await life.client()
+@run_by(in_lives_with_client, DURABLE)
+async def test_a_search_by_time_passes_an_unreadable_sector(life, client, /):
     for _ in range(12):
         await client.send("T", b"x" * 1000)
         await asyncio.sleep(1)
@@ -350,27 +329,25 @@ def damage_half(life, half, inside=88):
     life.disk.flip_bit(path_of(0), half.position + inside)
 
 
-def test_a_damaged_half_message_is_parked_and_the_checks_of_others_go_on(caplog):
-    async def main(life):
-        producer = await life.client()
-        await producer.beat(producers=[GROUP])
-        damaged = await prepare(producer, unique="U1")
-        await prepare(producer, unique="U2")
-        damage_half(life, damaged)
+@run_by(in_lives, quick(DURABLE))
+async def test_a_damaged_half_message_is_parked_and_the_checks_of_others_go_on(life, /, caplog):
+    producer = await life.client()
+    await producer.beat(producers=[GROUP])
+    damaged = await prepare(producer, unique="U1")
+    await prepare(producer, unique="U2")
+    damage_half(life, damaged)
 
-        await stay(producer, 2.5, GROUP)
-        assert set(checks_heard(producer)) == {"U2"}
-        assert life.broker.transactions.tally.parked == 0
-        await stay(producer, 2.0, GROUP)
-        assert "U2" in checks_heard(producer)
-        listed = await producer.ok(RequestCode.LIST_TRANSACTIONS, ListTransactions(state="parked"))
-        entries = OpenTransactions.read(listed.body).transactions
-        assert damaged.offset_id in [entry.offset_msg_id for entry in entries]
-        by_hand = DecideTransaction(damaged.offset_id, "rollback", "ann", "the disk lost it")
-        await producer.ok(RequestCode.DECIDE_TRANSACTION, by_hand)
-        assert await end(producer, damaged, ROLLBACK) == 0
-
-    in_lives(main, quick(DURABLE))
+    await stay(producer, 2.5, GROUP)
+    assert set(checks_heard(producer)) == {"U2"}
+    assert life.broker.transactions.tally.parked == 0
+    await stay(producer, 2.0, GROUP)
+    assert "U2" in checks_heard(producer)
+    listed = await producer.ok(RequestCode.LIST_TRANSACTIONS, ListTransactions(state="parked"))
+    entries = OpenTransactions.read(listed.body).transactions
+    assert damaged.offset_id in [entry.offset_msg_id for entry in entries]
+    by_hand = DecideTransaction(damaged.offset_id, "rollback", "ann", "the disk lost it")
+    await producer.ok(RequestCode.DECIDE_TRANSACTION, by_hand)
+    assert await end(producer, damaged, ROLLBACK) == 0
     assert "with the damaged half message 0 of P is parked" in caplog.text
 
 
@@ -432,27 +409,25 @@ async def test_a_damaged_decision_hides_only_its_own_message(life, /):
 # Delayed messages
 
 
-def test_a_damaged_delayed_message_is_logged_and_the_others_are_delivered(caplog):
-    async def main(life):
-        client = await life.client()
-        for number in range(4):
-            await client.send("T", b"%d" % number, DELAY="1", UNIQ_KEY=f"U{number}")
-        line = life.broker.store.delays.line(0).queue
-        position = line.read(1, 1)[0][0]
-        life.disk.flip_bit(path_of(0), position + 88)
+@run_by(in_lives_with_client, DURABLE)
+async def test_a_damaged_delayed_message_is_logged_and_the_others_are_delivered(
+    life, client, /, caplog
+):
+    for number in range(4):
+        await client.send("T", b"%d" % number, DELAY="1", UNIQ_KEY=f"U{number}")
+    line = life.broker.store.delays.line(0).queue
+    position = line.read(1, 1)[0][0]
+    life.disk.flip_bit(path_of(0), position + 88)
 
-        await asyncio.sleep(5)
-        client = await life.client()
-        assert (await client.pull("T", 0)).bodies == [b"0", b"2", b"3"]
-        assert life.broker.store.damage.reads == 1
-
-    in_lives(main, DURABLE)
+    await asyncio.sleep(5)
+    client = await life.client()
+    assert (await client.pull("T", 0)).bodies == [b"0", b"2", b"3"]
+    assert life.broker.store.damage.reads == 1
     assert "a message that is due cannot be read, and is left out" in caplog.text
 
 
-@run_by(in_lives, DURABLE)
-async def test_a_damaged_delayed_message_does_not_prevent_recalls_of_others(life, /):
-    client = await life.client()
+@run_by(in_lives_with_client, DURABLE)
+async def test_a_damaged_delayed_message_does_not_prevent_recalls_of_others(life, client, /):
     handles = []
     for number in range(2):
         answer = await client.send(

@@ -5,12 +5,14 @@ from msgspec.structs import replace
 
 from tests.running import run_by
 from tests.unit.handlers.handler_stage import (
-    in_world,
+    SETTINGS,
+    in_world_with_client,
     pulled,
     pulling,
     sending,
+    with_client,
 )
-from tests.unit.handlers.transaction_stage import DURABLE, in_lives
+from tests.unit.handlers.transaction_stage import DURABLE, in_lives, in_lives_with_client
 from txmq.protocol import recall
 from txmq.protocol import record as records
 from txmq.protocol.codes import RequestCode
@@ -26,7 +28,7 @@ from txmq.protocol.headers import (
 )
 from txmq.protocol.record import position_in
 from txmq.testing import Loss
-from txmq_broker.config import BrokerSettings, DelaySettings, StoreSettings
+from txmq_broker.config import DelaySettings
 
 SCHEDULE = "SCHEDULE_TOPIC_XXXX"
 LEVELS_S = [1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200]
@@ -42,10 +44,8 @@ async def arrival(client, topic, offset=0):
             return found.records[0]
 
 
-@run_by(in_world, within=4 * 3600.0)
-async def test_a_message_of_each_delay_level_is_delivered_on_time(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(in_world_with_client, within=4 * 3600.0, topic="T")
+async def test_a_message_of_each_delay_level_is_delivered_on_time(stage, client, /):
     waiting = []
     for level in range(1, len(LEVELS_S) + 1):
         body = f"later {level}".encode()
@@ -72,10 +72,8 @@ async def test_a_message_of_each_delay_level_is_delivered_on_time(stage, /):
         assert came.prepared_position == stored.position, level
 
 
-@run_by(in_world, within=600.0)
-async def test_timed_messages_are_delivered_in_the_order_of_their_times(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(in_world_with_client, within=600.0, topic="T")
+async def test_timed_messages_are_delivered_in_the_order_of_their_times(stage, client, /):
     now = stage.clock.wall_ms()
     wants = [now + 90_500, now + 1_234, now + 61_000, now + 1_999, now + 90_499, now + 3_000]
     for due in wants:
@@ -87,10 +85,8 @@ async def test_timed_messages_are_delivered_in_the_order_of_their_times(stage, /
     assert all(0 <= record.stored_ms - int(record.body) < 100 for record in came)
 
 
-@run_by(in_world)
-async def test_a_message_with_a_time_in_the_past_is_delivered_at_once(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(in_world_with_client, topic="T")
+async def test_a_message_with_a_time_in_the_past_is_delivered_at_once(stage, client, /):
     await client.send("T", b"at once", TIMER_DELIVER_MS=str(stage.clock.wall_ms()))
 
     assert (await client.pull("T")).bodies == [b"at once"]
@@ -105,11 +101,8 @@ async def test_a_message_with_a_time_in_the_past_is_delivered_at_once(stage, /):
         ({"DELAY": "9" * 20}, "a whole number"),
     ],
 )
-@run_by(in_world)
-async def test_an_invalid_or_too_long_delay_is_refused(stage, /, wish, complaint):
-    client = await stage.client()
-    await client.topic("T")
-
+@run_by(in_world_with_client, topic="T")
+async def test_an_invalid_or_too_long_delay_is_refused(stage, client, /, wish, complaint):
     answer = await client.ask(RequestCode.SEND_MESSAGE, sending("T", **wish), body=b"x")
 
     assert answer.code == 13
@@ -117,25 +110,18 @@ async def test_an_invalid_or_too_long_delay_is_refused(stage, /, wish, complaint
     assert len(stage.broker.store.delays) == 0
 
 
-def test_a_delay_level_above_the_highest_counts_as_the_highest():
-    async def main(stage):
-        client = await stage.client()
-        await client.topic("T")
-        await client.send("T", DELAY="99")
+@run_by(with_client, replace(SETTINGS, delay=DelaySettings(levels="1s 2s")), topic="T")
+async def test_a_delay_level_above_the_highest_counts_as_the_highest(client, /):
+    await client.send("T", DELAY="99")
 
-        came = await arrival(client, "T")
+    came = await arrival(client, "T")
 
-        assert came.property_map()["DELAY"] == "2"
-        assert (await client.pull(SCHEDULE, queue=1)).bodies == [b"body"]
-
-    levels = DelaySettings(levels="1s 2s")
-    in_world(main, BrokerSettings(store=StoreSettings(flush="async"), delay=levels))
+    assert came.property_map()["DELAY"] == "2"
+    assert (await client.pull(SCHEDULE, queue=1)).bodies == [b"body"]
 
 
-@run_by(in_world)
-async def test_a_recalled_message_is_not_delivered(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(in_world_with_client, topic="T")
+async def test_a_recalled_message_is_not_delivered(stage, client, /):
     sent = [
         (await client.send("T", b"%d" % n, TIMER_DELAY_SEC="30", UNIQ_KEY=f"u{n}")).read(SendAnswer)
         for n in range(3)
@@ -187,10 +173,8 @@ async def go_down(life, end):
 
 
 @ENDS
-@run_by(in_lives, DURABLE)
-async def test_delayed_messages_survive_a_restart_and_are_delivered_once(life, /, end):
-    client = await life.client()
-    await client.topic("T")
+@run_by(in_lives_with_client, DURABLE, topic="T")
+async def test_delayed_messages_survive_a_restart_and_are_delivered_once(life, client, /, end):
     dues = {}
     for seconds in (3, 30, 40, 50, 60):
         dues[f"{seconds}"] = life.clock.wall_ms() + seconds * 1000
@@ -217,8 +201,7 @@ async def test_delayed_messages_survive_a_restart_and_are_delivered_once(life, /
 @ENDS
 @run_by(in_lives, DURABLE)
 async def test_recalls_survive_a_restart_and_waiting_messages_can_still_be_recalled(life, /, end):
-    client = await life.client()
-    await client.topic("T")
+    client = await life.client(topic="T")
     handles = [await send_later(client, f"u{n}", TIMER_DELAY_SEC="30") for n in range(4)]
     gone = await send_later(client, "gone", TIMER_DELAY_SEC="1")
     code = RequestCode.RECALL_MESSAGE
@@ -239,44 +222,36 @@ async def test_recalls_survive_a_restart_and_waiting_messages_can_still_be_recal
     assert (await client.pull("T")).bodies == [b"gone", b"u2", b"u3"]
 
 
-def test_delay_levels_changed_at_a_restart_deliver_no_message_early():
-    async def main(life):
-        client = await life.client()
-        await client.topic("T")
-        sent_ms = life.clock.wall_ms()
-        for level in (1, 2, 3):
-            await send_later(client, f"old {level}", DELAY=str(level))
-        await life.stop()
-        # Fewer levels, and different ones.
-        life.settings = replace(life.settings, delay=DelaySettings(levels="20s 1s"))
-        await life.start()
-        client = await life.client()
-        again_ms = life.clock.wall_ms()
-        for level in (1, 2, 3):
-            await send_later(client, f"new {level}", DELAY=str(level))
-        await life.passes(30)
+@run_by(in_lives, replace(DURABLE, delay=DelaySettings(levels="10s 20s 30s")))
+async def test_delay_levels_changed_at_a_restart_deliver_no_message_early(life, /):
+    client = await life.client(topic="T")
+    sent_ms = life.clock.wall_ms()
+    for level in (1, 2, 3):
+        await send_later(client, f"old {level}", DELAY=str(level))
+    await life.stop()
+    # Fewer levels, and different ones.
+    life.settings = replace(life.settings, delay=DelaySettings(levels="20s 1s"))
+    await life.start()
+    client = await life.client()
+    again_ms = life.clock.wall_ms()
+    for level in (1, 2, 3):
+        await send_later(client, f"new {level}", DELAY=str(level))
+    await life.passes(30)
 
-        client = await life.client()
-        came = {
-            record.body.decode(): record.stored_ms for record in (await client.pull("T")).records
-        }
-        waits = {"old 1": 10, "old 2": 20, "old 3": 30, "new 1": 20, "new 2": 1, "new 3": 1}
-        assert sorted(came) == sorted(waits)
-        for name, wait_s in waits.items():
-            since_ms = sent_ms if name.startswith("old") else again_ms
-            assert 0 <= came[name] - since_ms - wait_s * 1000 < 500
-
-    levels = DelaySettings(levels="10s 20s 30s")
-    in_lives(main, replace(DURABLE, delay=levels))
+    client = await life.client()
+    came = {record.body.decode(): record.stored_ms for record in (await client.pull("T")).records}
+    waits = {"old 1": 10, "old 2": 20, "old 3": 30, "new 1": 20, "new 2": 1, "new 3": 1}
+    assert sorted(came) == sorted(waits)
+    for name, wait_s in waits.items():
+        since_ms = sent_ms if name.startswith("old") else again_ms
+        assert 0 <= came[name] - since_ms - wait_s * 1000 < 500
 
 
 # Other behaviour
 
 
-@run_by(in_world)
-async def test_tools_see_waiting_messages_in_the_schedule_topic(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(with_client, topic="T")
+async def test_tools_see_waiting_messages_in_the_schedule_topic(client, /):
     sent = (await client.send("T", b"later", DELAY="3", UNIQ_KEY="u", KEYS="k")).read(SendAnswer)
 
     offsets = await client.ok(RequestCode.GET_MAX_OFFSET, QueueHeader(SCHEDULE, 2))
@@ -299,9 +274,8 @@ async def _found(client, topic, key):
     return [record.body for record in records.unpack_all(answer.body)] if answer.code == 0 else []
 
 
-@run_by(in_world)
-async def test_clients_cannot_send_to_or_delete_the_topics_of_waiting_messages(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_clients_cannot_send_to_or_delete_the_topics_of_waiting_messages(client, /):
     for topic in (SCHEDULE, "rmq_sys_wheel_timer"):
         header = sending(topic)
         assert await client.code_of(RequestCode.SEND_MESSAGE, header, body=b"x") == 16
@@ -309,17 +283,15 @@ async def test_clients_cannot_send_to_or_delete_the_topics_of_waiting_messages(s
         assert await client.code_of(RequestCode.DELETE_TOPIC_IN_BROKER, gone) != 0
 
 
-@run_by(in_lives, DURABLE)
-async def test_a_recreated_topic_holds_delayed_messages_due_while_it_was_deleted(life, /):
-    client = await life.client()
+@run_by(in_lives_with_client, DURABLE)
+async def test_a_recreated_topic_holds_delayed_messages_due_while_it_was_deleted(life, client, /):
     await client.topic("T", 2)
     await client.send("T", b"before", queue=1)
     handle = await send_later(client, "later", DELAY="1")
     await client.send("T", b"other queue", queue=1, DELAY="1")
     await client.ok(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader("T"))
     await life.passes(2)
-    await life.kill()
-    await life.start()
+    await life.kill_and_start()
 
     client = await life.client()
     await client.topic("T", 2)
@@ -330,9 +302,8 @@ async def test_a_recreated_topic_holds_delayed_messages_due_while_it_was_deleted
     assert late == 604
 
 
-@run_by(in_world)
-async def test_a_delayed_message_for_a_removed_queue_goes_to_the_first_queue(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_delayed_message_for_a_removed_queue_goes_to_the_first_queue(client, /):
     await client.topic("T", 4)
     await client.send("T", b"later", queue=3, DELAY="1")
     await client.topic("T", 2)
@@ -342,10 +313,8 @@ async def test_a_delayed_message_for_a_removed_queue_goes_to_the_first_queue(sta
     assert (came.queue_id, came.body) == (0, b"later")
 
 
-@run_by(in_world)
-async def test_a_held_pull_receives_a_due_message_that_matches_its_tags(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(with_client, topic="T")
+async def test_a_held_pull_receives_a_due_message_that_matches_its_tags(client, /):
     await client.send("T", b"1", DELAY="1", TAGS="a")
     await client.send("T", b"2", DELAY="2", TAGS="b")
 
@@ -359,19 +328,15 @@ async def test_a_held_pull_receives_a_due_message_that_matches_its_tags(stage, /
 
 
 @pytest.mark.parametrize("handle", ["", "x", "djE=", None], ids=repr)
-@run_by(in_world)
-async def test_an_invalid_recall_handle_is_refused(stage, /, handle):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(with_client, topic="T")
+async def test_an_invalid_recall_handle_is_refused(client, /, handle):
     header = RecallMessage("T", handle)
 
     assert await client.code_of(RequestCode.RECALL_MESSAGE, header) in (1, 604)
 
 
-@run_by(in_world)
-async def test_a_recall_handle_is_valid_only_for_its_own_topic_and_broker(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(in_world_with_client, topic="T")
+async def test_a_recall_handle_is_valid_only_for_its_own_topic_and_broker(stage, client, /):
     await client.topic("U")
     handle = await send_later(client, "u", DELAY="3")
     foreign = recall.encode(recall.decode(handle)._replace(broker="elsewhere"))

@@ -3,7 +3,8 @@
 import pytest
 
 from tests.running import run_by
-from tests.unit.handlers.handler_stage import in_world
+from tests.unit.handlers.handler_stage import in_world, in_world_with_client, with_client
+from tests.unit.handlers.transaction_stage import in_lives
 from txmq.protocol.bodies import GroupConfig, GroupConfigList, GroupConfigs
 from txmq.protocol.command import BINARY, JSON
 from txmq.protocol.headers import DeleteGroup, NamedGroup
@@ -18,17 +19,15 @@ async def config(client, name):
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
-@run_by("serve")
-async def test_a_group_is_created_and_changed_with_the_given_settings(stage, /, kind):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_group_is_created_and_changed_with_the_given_settings(client, /, kind):
     for wanted in (GroupConfig("g", retry_max_times=3), GroupConfig("g", consume_enable=False)):
         await client.ok(PUT, body=wanted.write(), kind=kind)
         assert await config(client, "g") == wanted
 
 
-@run_by("serve")
-async def test_group_settings_from_rocketmq_5_are_read_and_unknown_ones_ignored(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_group_settings_from_rocketmq_5_are_read_and_unknown_ones_ignored(client, /):
     body = (
         b'{"attributes":{},"brokerId":0,"consumeBroadcastEnable":true,"consumeEnable":true,'
         b'"consumeFromMinEnable":true,"consumeMessageOrderly":false,"consumeTimeoutMinute":15,'
@@ -41,9 +40,8 @@ async def test_group_settings_from_rocketmq_5_are_read_and_unknown_ones_ignored(
     assert await config(client, "g") == GroupConfig("g", retry_max_times=5)
 
 
-@run_by("serve")
-async def test_several_groups_are_created_by_one_request(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_several_groups_are_created_by_one_request(client, /):
     groups = [GroupConfig("g"), GroupConfig("h", retry_max_times=1)]
     await client.ok(PUT_ALL, body=GroupConfigList(groups).write())
 
@@ -51,9 +49,8 @@ async def test_several_groups_are_created_by_one_request(stage, /):
 
 
 @pytest.mark.parametrize("name", ["", "x" * 256])
-@run_by("serve")
-async def test_an_invalid_group_name_refuses_the_whole_request(stage, /, name):
-    client = await stage.client()
+@run_by(with_client)
+async def test_an_invalid_group_name_refuses_the_whole_request(client, /, name):
     both = GroupConfigList([GroupConfig("good"), GroupConfig(name)])
 
     assert await client.code_of(PUT, body=GroupConfig(name).write()) == ERROR
@@ -63,14 +60,13 @@ async def test_an_invalid_group_name_refuses_the_whole_request(stage, /, name):
 
 @pytest.mark.parametrize("code", [PUT, PUT_ALL])
 @pytest.mark.parametrize("body", [b"", b"{}", b"[]"])
-@run_by("serve")
+@run_by(in_world)
 async def test_a_malformed_group_body_is_refused(stage, /, code, body):
     assert await (await stage.client()).code_of(code, body=body) == ERROR
 
 
-@run_by("serve")
-async def test_all_groups_are_listed_with_their_data_version(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_all_groups_are_listed_with_their_data_version(client, /):
     before = GroupConfigs.read((await client.ok(GET_ALL)).body)
     assert "TOOLS_CONSUMER" in before.subscription_group_table
     await client.ok(PUT, body=GroupConfig("g").write())
@@ -82,10 +78,8 @@ async def test_all_groups_are_listed_with_their_data_version(stage, /):
     assert b'"groupName":"g","consumeEnable":true' in body
 
 
-@run_by("serve")
-async def test_asking_for_an_unknown_group_does_not_create_it(stage, /):
-    client = await stage.client()
-
+@run_by(with_client)
+async def test_asking_for_an_unknown_group_does_not_create_it(client, /):
     assert await config(client, "g") == -NO_GROUP
     assert await config(client, "g") == -NO_GROUP
     assert await client.code_of(GET, NamedGroup()) == ERROR
@@ -101,7 +95,7 @@ async def test_asking_for_an_unknown_group_does_not_create_it(stage, /):
         ({"remove_offset": False, "clean_offset": True}, None),
     ],
 )
-@run_by("serve")
+@run_by(in_world)
 async def test_a_deleted_group_keeps_its_offsets_unless_a_flag_removes_them(stage, /, flags, left):
     client = await stage.client()
     await client.ok(PUT, body=GroupConfig("g").write())
@@ -113,14 +107,13 @@ async def test_a_deleted_group_keeps_its_offsets_unless_a_flag_removes_them(stag
     assert stage.broker.offsets.get("g", "T", 0) == left
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_deleting_an_unknown_group_succeeds(stage, /):
     await (await stage.client()).ok(DELETE, DeleteGroup("g"))
 
 
-@run_by("serve")
-async def test_deleting_a_group_removes_its_counters(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_deleting_a_group_removes_its_counters(stage, client, /):
     await client.send("T")
     await client.pull("T", group="g")
     assert stage.broker.statistics.find("GROUP_GET_NUMS", "T@g")
@@ -129,9 +122,8 @@ async def test_deleting_a_group_removes_its_counters(stage, /):
     assert stage.broker.statistics.find("GROUP_GET_NUMS", "T@g") is None
 
 
-@run_by(in_world)
-async def test_a_confirmed_group_change_is_durable(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_a_confirmed_group_change_is_durable(stage, client, /):
     await client.ok(PUT, body=GroupConfig("g", retry_max_times=2).write())
     assert b'"retryMaxTimes": 2' in stage.disk.durable("config/groups.json")
     await client.fill("T", 5)
@@ -142,21 +134,17 @@ async def test_a_confirmed_group_change_is_durable(stage, /):
     assert b"T@g" not in stage.disk.durable("config/offsets.json")
 
 
-@run_by(in_world)
-async def test_a_group_change_that_cannot_be_saved_is_refused(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_a_group_change_that_cannot_be_saved_is_refused(stage, client, /):
     stage.disk.fail_writes(1)
     assert await client.code_of(PUT, body=GroupConfig("g").write()) == ERROR
     await client.ok(PUT, body=GroupConfig("g").write())
 
 
-def test_groups_survive_a_restart():
+@run_by(in_lives)
+async def test_groups_survive_a_restart(life, /):
     wanted = GroupConfig("g", retry_max_times=3)
+    await (await life.client()).ok(PUT, body=wanted.write())
+    await life.restart()
 
-    async def first(stage):
-        await (await stage.client()).ok(PUT, body=wanted.write())
-
-    async def second(stage):
-        assert await config(await stage.client(), "g") == wanted
-
-    in_world(first, restarted=second)
+    assert await config(await life.client(), "g") == wanted

@@ -7,7 +7,15 @@ import json
 import pytest
 
 from tests.running import run_by
-from tests.unit.handlers.handler_stage import batch_of, batching, consumer, pulling, queue, sending
+from tests.unit.handlers.handler_stage import (
+    batch_of,
+    batching,
+    consumer,
+    pulling,
+    queue,
+    sending,
+    with_client,
+)
 from tests.unit.handlers.transaction_stage import preparing
 from txmq.protocol.bodies import GroupConfig, GroupConfigList, Heartbeat, LockRequest
 from txmq.protocol.codes import RequestCode
@@ -34,10 +42,8 @@ async def groups_of(client):
 
 
 @pytest.mark.parametrize("name", BAD)
-@run_by("serve")
-async def test_unprintable_consumer_group_names_are_refused_by_every_request(stage, /, name):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(with_client, topic="T")
+async def test_unprintable_consumer_group_names_are_refused_by_every_request(client, /, name):
     await client.commit("good", "T", 0, 0)
     before = await groups_of(client)
 
@@ -65,11 +71,8 @@ async def test_unprintable_consumer_group_names_are_refused_by_every_request(sta
 
 
 @pytest.mark.parametrize("name", BAD)
-@run_by("serve")
-async def test_unprintable_producer_group_names_are_refused_by_every_request(stage, /, name):
-    client = await stage.client()
-    await client.topic("T")
-
+@run_by(with_client, topic="T")
+async def test_unprintable_producer_group_names_are_refused_by_every_request(client, /, name):
     def named(header):
         header.producer_group = name
         return header
@@ -91,11 +94,8 @@ async def test_unprintable_producer_group_names_are_refused_by_every_request(sta
 
 
 @pytest.mark.parametrize("name", ["c\x1b]0;t\x07", "c\nd", "c\x9b31m", "c\u202ed", "c" * 1025])
-@run_by("serve")
-async def test_unprintable_client_ids_are_refused(stage, /, name):
-    client = await stage.client()
-    await client.topic("T")
-
+@run_by(with_client, topic="T")
+async def test_unprintable_client_ids_are_refused(client, /, name):
     beat = Heartbeat(name, [{"groupName": "p"}], [consumer("g", "T")])
     answers = [
         await client.ask(BEAT, body=beat.write()),
@@ -109,10 +109,8 @@ async def test_unprintable_client_ids_are_refused(stage, /, name):
     assert "g" not in await groups_of(client)
 
 
-@run_by("serve")
-async def test_the_names_used_by_stock_clients_are_accepted(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(with_client, topic="T")
+async def test_the_names_used_by_stock_clients_are_accepted(client, /):
     for client_id in CLIENT_IDS:
         for name in STOCK:
             beat = Heartbeat(client_id, [{"groupName": name}], [consumer(name[:120], "T")])

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.running import run_by
-from tests.unit.handlers.handler_stage import in_world
-from tests.unit.handlers.transaction_stage import DURABLE, in_lives
+from tests.unit.handlers.handler_stage import in_world, with_client
+from tests.unit.handlers.transaction_stage import DURABLE, in_lives_with_client
 from txmq.protocol import java
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import RecallMessage
@@ -41,9 +41,8 @@ async def fill(client):
 
 
 @pytest.mark.parametrize("count", [1, 2, 100])
-@run_by(in_world)
-async def test_delayed_messages_are_listed_in_the_order_of_their_times(stage, /, count):
-    client = await stage.client()
+@run_by(with_client)
+async def test_delayed_messages_are_listed_in_the_order_of_their_times(client, /, count):
     await fill(client)
     found, page, _ = await delayed(client, count=count)
 
@@ -64,7 +63,6 @@ async def test_the_list_filters_by_level_and_time_even_with_a_small_scan_budget(
     stage, /, monkeypatch
 ):
     monkeypatch.setattr(schedule, "BUDGET", 1)
-
     client = await stage.client()
     await fill(client)
     found, _, asked = await delayed(client, level=5)
@@ -79,9 +77,8 @@ async def test_the_list_filters_by_level_and_time_even_with_a_small_scan_budget(
         assert code == INVALID
 
 
-@run_by(in_lives, DURABLE)
-async def test_due_and_recalled_messages_leave_the_list_also_after_a_restart(stage, /):
-    client = await stage.client()
+@run_by(in_lives_with_client, DURABLE)
+async def test_due_and_recalled_messages_leave_the_list_also_after_a_restart(stage, client, /):
     await fill(client)
     await stage.passes(15)
     found, _, _ = await delayed(client)
@@ -94,16 +91,14 @@ async def test_due_and_recalled_messages_leave_the_list_also_after_a_restart(sta
     left, _, _ = await delayed(client)
     assert [entry.message_id for entry in left] == ["level-5", "level-5"]
 
-    await stage.kill()
-    await stage.start()
+    await stage.kill_and_start()
     client = await stage.client()
     left, _, _ = await delayed(client)
     assert [entry.message_id for entry in left] == ["level-5", "level-5"]
 
 
-@run_by(in_world)
-async def test_a_recall_by_an_operator_is_audited_and_one_by_a_producer_is_not(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_recall_by_an_operator_is_audited_and_one_by_a_producer_is_not(client, /):
     await fill(client)
     found, _, _ = await delayed(client)
     handle = found[-1].recall_handle
@@ -123,9 +118,8 @@ async def test_a_recall_by_an_operator_is_audited_and_one_by_a_producer_is_not(s
     assert entries[0].peer.count(":") == 1
 
 
-@run_by(in_world)
-async def test_a_setting_is_shown_with_its_default_and_the_source_of_its_value(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_setting_is_shown_with_its_default_and_the_source_of_its_value(client, /):
     changes = java.dumps({"fileReservedTime": "73"})
     await client.ok(RequestCode.UPDATE_BROKER_CONFIG, body=changes)
     answer = await client.ok(RequestCode.SHOW_SETTINGS)

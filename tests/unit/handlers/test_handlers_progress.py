@@ -6,7 +6,14 @@ import re
 import pytest
 
 from tests.running import run_by
-from tests.unit.handlers.handler_stage import consumer, in_world, queue, subscription
+from tests.unit.handlers.handler_stage import (
+    consumer,
+    in_world,
+    in_world_with_client,
+    queue,
+    subscription,
+    with_client,
+)
 from txmq.protocol import fastjson
 from txmq.protocol.bodies import (
     ConsumerRegistration,
@@ -50,9 +57,8 @@ async def pairs(client, group, topic=None, topics=None, **given):
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
-@run_by("serve")
-async def test_the_statistics_of_a_topic_use_queue_objects_as_json_keys(stage, /, kind):
-    client = await stage.client()
+@run_by(with_client)
+async def test_the_statistics_of_a_topic_use_queue_objects_as_json_keys(client, /, kind):
     await client.topic("T", 2)
     await client.fill("T", 3)
     last = (await client.pull("T")).records[-1].stored_ms
@@ -68,7 +74,7 @@ async def test_the_statistics_of_a_topic_use_queue_objects_as_json_keys(stage, /
     assert found[queue("T", 0)] == QueueStats(0, 3, last)
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_the_statistics_of_an_unknown_topic_are_refused(stage, /):
     assert await (await stage.client()).code_of(OF_TOPIC, TopicHeader("T")) == NO_TOPIC
 
@@ -77,10 +83,8 @@ async def test_the_statistics_of_an_unknown_topic_are_refused(stage, /):
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
-@run_by("serve")
-async def test_the_progress_of_a_group_uses_queue_objects_as_json_keys(stage, /, kind):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(with_client, topic="T")
+async def test_the_progress_of_a_group_uses_queue_objects_as_json_keys(client, /, kind):
     await client.fill("T", 3)
     stored = [record.stored_ms for record in (await client.pull("T")).records]
     await client.commit("g", "T", 0, 2)
@@ -93,29 +97,25 @@ async def test_the_progress_of_a_group_uses_queue_objects_as_json_keys(stage, /,
     )
 
 
-@run_by("serve")
-async def test_progress_covers_all_topics_of_a_group_or_only_the_named_ones(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_progress_covers_all_topics_of_a_group_or_only_the_named_ones(client, /):
     await client.send("%RETRY%g")
     for name in ("T", "U"):
         await client.topic(name, 2)
         await client.commit("g", name, 0, 1)
     await client.commit("g", "%RETRY%g", 0, 1)
 
-    topics = {message_queue.topic for message_queue in await pairs(client, "g")}
-    assert topics == {"T", "U", "%RETRY%g"}
+    async def topics(*named):
+        return {message_queue.topic for message_queue in await pairs(client, "g", *named)}
+
+    assert await topics() == {"T", "U", "%RETRY%g"}
     assert set(await pairs(client, "g", "U")) == {queue("U", 0), queue("U", 1)}
-    assert {
-        message_queue.topic for message_queue in await pairs(client, "g", "T", "U;%RETRY%g;none")
-    } == {
-        "U",
-        "%RETRY%g",
-    }
+    assert await topics("T", "U;%RETRY%g;none") == {"U", "%RETRY%g"}
     assert await pairs(client, "g", "none") == {}
     assert await pairs(client, "nobody") == {}
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_progress_of_an_online_group_omits_topics_it_no_longer_subscribes_to(stage, /):
     client = await stage.client()
     for name in ("T", "U"):
@@ -130,9 +130,8 @@ async def test_progress_of_an_online_group_omits_topics_it_no_longer_subscribes_
     assert {message_queue.topic for message_queue in await pairs(other, "g")} == {"T", "U"}
 
 
-@run_by(in_world)
-async def test_the_consume_rate_of_a_group_covers_the_last_minute(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_the_consume_rate_of_a_group_covers_the_last_minute(stage, client, /):
     await client.fill("T", 30)
     await stage.passes(120)
     await client.pull("T", group="g", commit=0)
@@ -148,10 +147,8 @@ async def test_the_consume_rate_of_a_group_covers_the_last_minute(stage, /):
 # 317
 
 
-@run_by("serve")
-async def test_the_progress_of_all_groups_is_shown_by_topic_with_the_total_lag(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(in_world_with_client, topic="T")
+async def test_the_progress_of_all_groups_is_shown_by_topic_with_the_total_lag(stage, client, /):
     await client.topic("O", order=True)
     await client.fill("T", 5)
     await client.fill("O", 3)
@@ -176,10 +173,8 @@ async def test_the_progress_of_all_groups_is_shown_by_topic_with_the_total_lag(s
 # 300, 343, 345
 
 
-@run_by("serve")
-async def test_the_consumers_of_a_topic_are_the_groups_online_or_with_offsets(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(with_client, topic="T")
+async def test_the_consumers_of_a_topic_are_the_groups_online_or_with_offsets(client, /):
     await client.beat(consumer("online", "T"), consumer("other", "U"))
     await client.commit("been", "T", 0, 1)
     await client.commit("online", "T", 0, 1)
@@ -190,9 +185,8 @@ async def test_the_consumers_of_a_topic_are_the_groups_online_or_with_offsets(st
     assert answer.body == b'{"groupList":[]}'
 
 
-@run_by("serve")
-async def test_the_topics_of_a_group_are_those_with_committed_offsets(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_the_topics_of_a_group_are_those_with_committed_offsets(stage, client, /):
     await client.fill("U", 1)
     await client.fill("T", 1)
     await client.commit("g", "U", 0, 1)
@@ -203,9 +197,8 @@ async def test_the_topics_of_a_group_are_those_with_committed_offsets(stage, /):
     assert await client.code_of(TOPICS, NamedGroup()) == ERROR
 
 
-@run_by("serve")
-async def test_the_subscription_of_a_group_to_a_topic_is_answered(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_the_subscription_of_a_group_to_a_topic_is_answered(client, /):
     await client.beat(consumer("g", T="A"))
 
     async def wanted(topic):
@@ -220,9 +213,8 @@ async def test_the_subscription_of_a_group_to_a_topic_is_answered(stage, /):
 # 303
 
 
-@run_by(in_world)
-async def test_the_delay_of_a_group_is_the_age_of_its_next_message(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_the_delay_of_a_group_is_the_age_of_its_next_message(stage, client, /):
     await client.topic("T", 2)
     for _ in range(3):
         await client.send("T")
@@ -243,10 +235,8 @@ async def test_the_delay_of_a_group_is_the_age_of_its_next_message(stage, /):
 # 308
 
 
-@run_by("serve")
-async def test_offset_corrections_follow_the_slowest_group(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(with_client, topic="T")
+async def test_offset_corrections_follow_the_slowest_group(client, /):
     await client.fill("T", 10)
     for group, offset in (("a", 5), ("b", 3), ("c", 8)):
         await client.commit(group, "T", 0, offset)
@@ -267,7 +257,7 @@ async def test_offset_corrections_follow_the_slowest_group(stage, /):
 @pytest.mark.parametrize(
     ("topic", "moved"), [(None, {"T": 5, "U": 6}), ("", {"T": 5, "U": 6}), ("U", {"U": 6})]
 )
-@run_by("serve")
+@run_by(in_world)
 async def test_cloning_offsets_moves_a_group_to_the_offsets_of_another(stage, /, topic, moved):
     client = await stage.client()
     for name, offset in (("T", 5), ("U", 6)):
@@ -283,12 +273,10 @@ async def test_cloning_offsets_moves_a_group_to_the_offsets_of_another(stage, /,
 
 
 @pytest.mark.parametrize(("offline", "moved"), [(False, []), (True, ["T"])])
-@run_by("serve")
+@run_by(in_world_with_client, topic="T")
 async def test_offsets_of_topics_an_online_group_left_are_cloned_only_on_request(
-    stage, /, offline, moved
+    stage, client, /, offline, moved
 ):
-    client = await stage.client()
-    await client.topic("T")
     await client.commit("from", "T", 0, 5)
     await client.beat(consumer("from", "U"))
     await client.ok(CLONE, CloneOffset("from", "to", None, offline))
@@ -300,10 +288,8 @@ async def test_offsets_of_topics_an_online_group_left_are_cloned_only_on_request
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
-@run_by("serve")
-async def test_the_entries_of_a_queue_are_shown(stage, /, kind):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(with_client, topic="T")
+async def test_the_entries_of_a_queue_are_shown(client, /, kind):
     for tag in ("A", "B", "C"):
         await client.send("T", b"x", TAGS=tag)
     records = (await client.pull("T")).records
@@ -312,21 +298,17 @@ async def test_the_entries_of_a_queue_are_shown(stage, /, kind):
 
     shown = QueueEntries.read(answer.body)
     assert (shown.min_queue_index, shown.max_queue_index) == (0, 3)
-    assert [entry.physic_offset for entry in shown.queue_data] == [
-        entry.position for entry in records[1:]
-    ]
-    assert [entry.tags_code for entry in shown.queue_data] == [
-        string_hash("B"),
-        string_hash("C"),
+    places = [(entry.physic_offset, entry.tags_code) for entry in shown.queue_data]
+    assert places == [
+        (record.position, string_hash(tag)) for record, tag in zip(records[1:], "BC", strict=True)
     ]
     assert "filterData" not in json.loads(answer.body)
     assert answer.remark is None
 
 
 @pytest.mark.parametrize(("index", "count"), [(3, 5), (99, 5), (-1, 5), (0, 0), (0, -3)])
-@run_by("serve")
-async def test_a_query_of_entries_outside_the_queue_returns_its_bounds(stage, /, index, count):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_query_of_entries_outside_the_queue_returns_its_bounds(client, /, index, count):
     await client.fill("T", 3)
     answer = await client.ok(ENTRIES, QueueEntriesQuery("T", 0, index, count))
 
@@ -335,9 +317,8 @@ async def test_a_query_of_entries_outside_the_queue_returns_its_bounds(stage, /,
     assert re.match(rf"Index {index} of 0@T", answer.remark)
 
 
-@run_by("serve")
-async def test_the_entries_of_a_queue_are_shown_with_the_subscription_of_a_group(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_the_entries_of_a_queue_are_shown_with_the_subscription_of_a_group(client, /):
     await client.send("T")
 
     async def shown(group):
@@ -354,18 +335,13 @@ async def test_the_entries_of_a_queue_are_shown_with_the_subscription_of_a_group
 
 
 @pytest.mark.parametrize(("topic", "number"), [("U", 0), ("T", 1), ("T", -1)])
-@run_by("serve")
-async def test_a_query_of_the_entries_of_a_missing_queue_is_an_error(stage, /, topic, number):
-    client = await stage.client()
-    await client.topic("T")
-
+@run_by(with_client, topic="T")
+async def test_a_query_of_the_entries_of_a_missing_queue_is_an_error(client, /, topic, number):
     assert await client.code_of(ENTRIES, QueueEntriesQuery(topic, number, 0, 1)) == ERROR
 
 
-@run_by("serve")
-async def test_entries_before_and_after_a_checkpoint_are_shown_together(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(in_world_with_client, topic="T")
+async def test_entries_before_and_after_a_checkpoint_are_shown_together(stage, client, /):
     await client.fill("T", 2)
     await stage.broker._flusher.drain()
     await client.fill("T", 2)

@@ -12,9 +12,11 @@ from tests.unit.handlers.handler_stage import (
     batching,
     consumer,
     in_world,
+    in_world_with_client,
     pulled,
     pulling,
     sending,
+    with_client,
     with_topics,
 )
 from txmq.limits import PULL_SCAN_MAX
@@ -34,11 +36,10 @@ LITE = int(PullFlag.LITE)
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
 @pytest.mark.parametrize("code", [PULL, LITE_PULL])
-@run_by("serve")
+@run_by(with_client)
 async def test_a_pull_is_answered_with_whole_records_in_the_encoding_of_the_request(
-    stage, /, code, kind
+    client, /, code, kind
 ):
-    client = await stage.client()
     await client.fill("T", 3)
     answer = await client.ok(code, pulling("T", 1, flags=LITE), kind=kind)
 
@@ -46,11 +47,8 @@ async def test_a_pull_is_answered_with_whole_records_in_the_encoding_of_the_requ
     assert answer.kind == kind
     assert (found.bodies, found.next, found.remark) == ([b"1", b"2"], 3, "FOUND")
     assert answer.field_map() == {
-        "suggestWhichBrokerId": "0",
-        "nextBeginOffset": "3",
-        "minOffset": "0",
-        "maxOffset": "3",
-    }
+        "suggestWhichBrokerId": "0", "nextBeginOffset": "3", "minOffset": "0", "maxOffset": "3"
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
@@ -63,11 +61,10 @@ async def test_a_pull_is_answered_with_whole_records_in_the_encoding_of_the_requ
         (-1, MOVED, 0, "OFFSET_TOO_SMALL"),
     ],
 )
-@run_by("serve")
+@run_by(with_client)
 async def test_every_outcome_has_its_code_and_all_four_offsets(
-    stage, /, offset, code, following, remark, kind
+    client, /, offset, code, following, remark, kind
 ):
-    client = await stage.client()
     await client.fill("T", 3)
     found = pulled(await client.ask(PULL, pulling("T", offset), kind=kind))
 
@@ -76,20 +73,17 @@ async def test_every_outcome_has_its_code_and_all_four_offsets(
 
 
 @pytest.mark.parametrize(("offset", "code"), [(0, AT_END), (1, MOVED), (-1, MOVED)])
-@run_by("serve")
+@run_by(with_client, topic="T")
 async def test_a_pull_of_an_empty_queue_at_another_offset_is_sent_to_offset_0(
-    stage, /, offset, code
+    client, /, offset, code
 ):
-    client = await stage.client()
-    await client.topic("T")
     found = await client.pull("T", offset)
 
     assert (found.code, found.next) == (code, 0)
 
 
-@run_by("serve")
-async def test_a_pull_of_deleted_messages_is_sent_to_the_first_kept_offset(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_pull_of_deleted_messages_is_sent_to_the_first_kept_offset(client, /):
     await client.fill("T", 3)
     await client.ok(RequestCode.DELETE_TOPIC_IN_BROKER, TopicHeader("T"))
     await client.topic("T")
@@ -100,9 +94,8 @@ async def test_a_pull_of_deleted_messages_is_sent_to_the_first_kept_offset(stage
     assert (await client.pull("T", 3)).bodies == [b"new"]
 
 
-@run_by("serve")
-async def test_a_pull_returns_no_more_messages_than_it_asks_for(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_pull_returns_no_more_messages_than_it_asks_for(client, /):
     await client.fill("T", 40)
 
     assert len((await client.pull("T", count=5)).bodies) == 5
@@ -113,84 +106,72 @@ async def test_a_pull_returns_no_more_messages_than_it_asks_for(stage, /):
 # The order of the checks
 
 
-@run_by("serve", with_topics(auto_create_groups=False))
-async def test_with_auto_creation_off_a_pull_of_an_unknown_group_is_refused(stage, /):
-    client = await stage.client()
-    await client.topic("T")
-
+@run_by(with_client, with_topics(auto_create_groups=False), topic="T")
+async def test_with_auto_creation_off_a_pull_of_an_unknown_group_is_refused(client, /):
     assert (await client.pull("T")).code == NO_GROUP
 
 
-@run_by("serve")
-async def test_a_pull_of_a_group_with_consuming_disabled_is_refused(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_pull_of_a_group_with_consuming_disabled_is_refused(client, /):
     config = GroupConfig("group", consume_enable=False)
     await client.ok(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=config.write())
 
     assert (await client.pull("no such topic")).code == NO_PERMISSION
 
 
-@run_by("serve")
-async def test_a_pull_does_not_create_an_unknown_topic(stage, /):
-    client = await stage.client()
-
+@run_by(with_client)
+async def test_a_pull_does_not_create_an_unknown_topic(client, /):
     assert (await client.pull("T")).code == NO_TOPIC
 
 
-@run_by("serve")
-async def test_a_pull_of_a_topic_without_read_permission_is_refused(stage, /):
-    client = await stage.client()
-    await client.topic("T", perm=2)
+@pytest.mark.parametrize(
+    ("topic", "queue", "tags", "code"),
+    [
+        ({"perm": 2}, 9, "*", NO_PERMISSION),
+        ({"write": 4}, -1, None, ERROR),
+        ({"write": 4}, 2, None, ERROR),
+        ({"write": 4}, 99, None, ERROR),
+    ],
+    ids=["not readable", "queue -1", "a queue for writing only", "no such queue"],
+)
+@run_by(with_client)
+async def test_a_pull_of_a_queue_that_cannot_be_read_is_refused(
+    client, /, topic, queue, tags, code
+):
+    await client.topic("T", 2, **topic)
 
-    assert (await client.pull("T", queue=9)).code == NO_PERMISSION
-
-
-@pytest.mark.parametrize("number", [-1, 2, 99])
-@run_by("serve")
-async def test_a_pull_of_a_queue_outside_the_read_queues_is_an_error(stage, /, number):
-    client = await stage.client()
-    await client.topic("T", 2, write=4)
-
-    assert (await client.pull("T", queue=number, tags=None)).code == ERROR
-
-
-@run_by("serve")
-async def test_a_pull_without_a_subscription_of_an_offline_group_is_refused(stage, /):
-    client = await stage.client()
-    await client.topic("T")
-
-    assert (await client.pull("T", tags=None)).code == NO_SUBSCRIPTION
+    assert (await client.pull("T", queue=queue, tags=tags)).code == code
 
 
-@run_by("serve")
-async def test_a_broadcasting_group_is_refused_where_broadcasting_is_disabled(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+@pytest.mark.parametrize(
+    ("subscribed", "version", "code"),
+    [
+        ([], 0, NO_SUBSCRIPTION),
+        (["U"], 0, NO_SUBSCRIPTION),
+        (["T"], 0, AT_END),
+        (["T"], 1, AT_END),
+        (["T"], 2, OLD_SUBSCRIPTION),
+    ],
+    ids=["offline", "another topic", "no version", "the known version", "a later version"],
+)
+@run_by(with_client, topic="T")
+async def test_a_pull_without_a_subscription_needs_one_of_its_topic_and_version(
+    client, /, subscribed, version, code
+):
+    if subscribed:
+        await client.beat(consumer("group", *subscribed))
+
+    assert (await client.pull("T", tags=None, version=version)).code == code
+
+
+@run_by(with_client, topic="T")
+async def test_a_broadcasting_group_is_refused_where_broadcasting_is_disabled(client, /):
     config = GroupConfig("group", consume_broadcast_enable=False)
     await client.ok(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=config.write())
     await client.beat(consumer("group", "T", model="BROADCASTING"))
     assert (await client.pull("T", tags=None)).code == NO_PERMISSION
     await client.beat(consumer("group", "T"))
     assert (await client.pull("T", tags=None)).code == AT_END
-
-
-@run_by("serve")
-async def test_a_pull_of_a_topic_outside_the_subscription_is_refused(stage, /):
-    client = await stage.client()
-    await client.topic("T")
-    await client.beat(consumer("group", "U"))
-
-    assert (await client.pull("T", tags=None)).code == NO_SUBSCRIPTION
-
-
-@pytest.mark.parametrize(("version", "code"), [(0, AT_END), (1, AT_END), (2, OLD_SUBSCRIPTION)])
-@run_by("serve")
-async def test_a_pull_is_refused_while_the_known_subscription_is_older(stage, /, version, code):
-    client = await stage.client()
-    await client.topic("T")
-    await client.beat(consumer("group", "T"))
-
-    assert (await client.pull("T", tags=None, version=version)).code == code
 
 
 # Tags
@@ -201,27 +182,23 @@ async def tagged(client, *tags):
         await client.send("T", tag.encode(), TAGS=tag)
 
 
-@run_by("serve")
-async def test_a_pull_without_a_subscription_uses_that_of_the_heartbeat(stage, /):
-    client = await stage.client()
+@pytest.mark.parametrize(
+    ("known", "given", "bodies"),
+    [("A || C", None, [b"A", b"C"]), ("A", "B", [b"B"])],
+    ids=["without its own", "with its own"],
+)
+@run_by(with_client)
+async def test_a_pull_uses_the_subscription_of_the_heartbeat_unless_it_has_one(
+    client, /, known, given, bodies
+):
     await tagged(client, "A", "B", "C")
-    await client.beat(consumer("group", T="A || C"))
+    await client.beat(consumer("group", T=known))
 
-    assert (await client.pull("T", tags=None)).bodies == [b"A", b"C"]
-
-
-@run_by("serve")
-async def test_the_subscription_of_a_pull_overrides_that_of_the_heartbeat(stage, /):
-    client = await stage.client()
-    await tagged(client, "A", "B")
-    await client.beat(consumer("group", T="A"))
-
-    assert (await client.pull("T", tags="B")).bodies == [b"B"]
+    assert (await client.pull("T", tags=given)).bodies == bodies
 
 
-@run_by("serve")
-async def test_a_pull_without_matches_moves_its_offset_on(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_pull_without_matches_moves_its_offset_on(client, /):
     await tagged(client, "A", "B")
     found = await client.pull("T", tags="X", hold_ms=10_000)
 
@@ -231,9 +208,8 @@ async def test_a_pull_without_matches_moves_its_offset_on(stage, /):
 # Offsets committed by a pull
 
 
-@run_by("serve")
-async def test_a_pull_can_commit_the_offset_of_its_group(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_pull_can_commit_the_offset_of_its_group(client, /):
     await client.fill("T", 3)
     await client.pull("T", 99, commit=2)
     assert await client.committed("group", "T") == 2
@@ -242,10 +218,8 @@ async def test_a_pull_can_commit_the_offset_of_its_group(stage, /):
 
 
 @pytest.mark.parametrize(("topic", "commit"), [("T", -1), ("unknown", 5)])
-@run_by("serve")
-async def test_a_pull_that_commits_an_invalid_offset_stores_none(stage, /, topic, commit):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(in_world_with_client, topic="T")
+async def test_a_pull_that_commits_an_invalid_offset_stores_none(stage, client, /, topic, commit):
     await client.pull(topic, commit=commit)
 
     assert stage.broker.offsets.get("group", topic, 0) is None
@@ -254,9 +228,8 @@ async def test_a_pull_that_commits_an_invalid_offset_stores_none(stage, /, topic
 # Holding
 
 
-@run_by(in_world)
-async def test_a_pull_at_the_end_of_a_queue_is_held_until_its_timeout(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_a_pull_at_the_end_of_a_queue_is_held_until_its_timeout(stage, client, /):
     await client.fill("T", 2)
     began = stage.world.now()
     found = await client.pull("T", 2, hold_ms=15_000)
@@ -266,29 +239,24 @@ async def test_a_pull_at_the_end_of_a_queue_is_held_until_its_timeout(stage, /):
 
 
 @pytest.mark.parametrize("given", [{}, {"flags": PullFlag.SUSPEND}])
-@run_by(in_world)
-async def test_a_pull_without_a_hold_time_is_answered_at_once(stage, /, given):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(in_world_with_client, topic="T")
+async def test_a_pull_without_a_hold_time_is_answered_at_once(stage, client, /, given):
     began = stage.world.now()
 
     assert (await client.pull("T", **given)).code == AT_END
     assert stage.world.now() - began < 0.1
 
 
-@run_by(in_world, replace(SETTINGS, hold_max=Duration(3.0)))
-async def test_no_pull_is_held_longer_than_the_broker_allows(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(in_world_with_client, replace(SETTINGS, hold_max=Duration(3.0)), topic="T")
+async def test_no_pull_is_held_longer_than_the_broker_allows(stage, client, /):
     began = stage.world.now()
 
     assert (await client.pull("T", hold_ms=3_600_000)).code == AT_END
     assert 3.0 <= stage.world.now() - began < 3.1
 
 
-@run_by(in_world)
-async def test_a_shorter_wait_that_begins_later_ends_first(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_a_shorter_wait_that_begins_later_ends_first(stage, client, /):
     await client.topic("T", 2)
     long = client.asking(PULL, pulling("T", hold_ms=20_000))
     began = stage.world.now()
@@ -334,10 +302,8 @@ async def test_a_new_message_wakes_all_held_pulls_of_its_queue(stage, /):
     assert stage.broker._pulls.held == 0
 
 
-@run_by(in_world)
-async def test_a_message_that_does_not_match_leaves_the_pull_held(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(in_world_with_client, topic="T")
+async def test_a_message_that_does_not_match_leaves_the_pull_held(stage, client, /):
     held = client.asking(PULL, pulling("T", tags="A", hold_ms=15_000))
     await tagged(client, "B", "C")
     assert not held.done()
@@ -348,10 +314,8 @@ async def test_a_message_that_does_not_match_leaves_the_pull_held(stage, /):
     assert (found.bodies, found.next) == ([b"A"], 3)
 
 
-@run_by(in_world)
-async def test_a_held_pull_that_expires_returns_the_offset_it_has_reached(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(with_client, topic="T")
+async def test_a_held_pull_that_expires_returns_the_offset_it_has_reached(client, /):
     held = client.asking(PULL, pulling("T", tags="A", hold_ms=15_000))
     await tagged(client, "B", "C")
 
@@ -359,11 +323,9 @@ async def test_a_held_pull_that_expires_returns_the_offset_it_has_reached(stage,
     assert (found.code, found.next) == (AT_END, 2)
 
 
-@run_by(in_world)
-async def test_a_held_pull_ends_when_more_messages_arrive_than_one_scan_covers(stage, /):
+@run_by(in_world_with_client, topic="T")
+async def test_a_held_pull_ends_when_more_messages_arrive_than_one_scan_covers(stage, client, /):
     """A later one may match, and no further arrival would wake the pull for it."""
-    client = await stage.client()
-    await client.topic("T")
     held = client.asking(PULL, pulling("T", tags="A", hold_ms=15_000))
     await client.max_offset("T")
     began = stage.world.now()
@@ -375,10 +337,8 @@ async def test_a_held_pull_ends_when_more_messages_arrive_than_one_scan_covers(s
     assert stage.world.now() - began < 1.0
 
 
-@run_by(in_world)
-async def test_messages_that_do_not_match_do_not_extend_the_hold_time(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(in_world_with_client, topic="T")
+async def test_messages_that_do_not_match_do_not_extend_the_hold_time(stage, client, /):
     began = stage.world.now()
     held = client.asking(PULL, pulling("T", tags="A", hold_ms=5_000))
     for _ in range(4):
@@ -389,9 +349,8 @@ async def test_messages_that_do_not_match_do_not_extend_the_hold_time(stage, /):
     assert stage.world.now() - began < 5.1
 
 
-@run_by(in_world)
-async def test_the_offset_committed_by_a_held_pull_is_not_stored_again_at_its_end(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_the_offset_committed_by_a_held_pull_is_not_stored_again_at_its_end(client, /):
     await client.fill("T", 2)
     held = client.asking(PULL, pulling("T", 2, commit=1, hold_ms=5_000))
     await client.commit("group", "T", 0, 2)
@@ -418,10 +377,8 @@ async def test_a_held_pull_is_dropped_when_its_connection_closes(stage, /):
     assert (await sender.pull("T")).code == FOUND
 
 
-@run_by("serve")
-async def test_a_stopping_broker_answers_held_pulls(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(in_world_with_client, topic="T")
+async def test_a_stopping_broker_answers_held_pulls(stage, client, /):
     held = client.asking(PULL, pulling("T", hold_ms=15_000))
     await client.max_offset("T")
     await stage.broker.stop()
@@ -429,28 +386,21 @@ async def test_a_stopping_broker_answers_held_pulls(stage, /):
     assert (await held).code == AT_END
 
 
-@run_by("serve")
-async def test_a_pull_beyond_the_limit_of_held_pulls_is_answered_at_once(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(in_world_with_client, topic="T")
+async def test_a_pull_beyond_the_limit_of_held_pulls_is_answered_at_once(stage, client, /):
     stage.broker._pulls._holds._limit = 0
 
     assert (await client.pull("T", hold_ms=15_000)).code == AT_END
 
 
-@run_by("serve")
-async def test_a_one_way_pull_is_neither_held_nor_answered(stage, /):
-    client = await stage.client()
-    await client.topic("T")
-
+@run_by(in_world_with_client, topic="T")
+async def test_a_one_way_pull_is_neither_held_nor_answered(stage, client, /):
     assert await client.is_silent(PULL, pulling("T", hold_ms=15_000), oneway=True)
     assert stage.broker._pulls.held == 0
 
 
-@run_by(in_world)
-async def test_a_read_error_is_answered_to_the_held_pull_of_that_queue_only(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(in_world_with_client, topic="T")
+async def test_a_read_error_is_answered_to_the_held_pull_of_that_queue_only(stage, client, /):
     await client.send("U", b"good")
     held = client.asking(PULL, pulling("T", hold_ms=15_000))
     await client.max_offset("T")
@@ -466,24 +416,20 @@ async def test_a_read_error_is_answered_to_the_held_pull_of_that_queue_only(stag
 # What is counted
 
 
-@run_by("serve")
-async def test_delivered_messages_and_pull_results_are_counted(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_delivered_messages_and_pull_results_are_counted(stage, client, /):
     await client.fill("T", 3)
     found = await client.pull("T")
     await client.pull("T", 3)
 
     counted = stage.broker.statistics
-    size = sum(len(body) for body in [found.answer.body])
     assert counted.meter("GROUP_GET_NUMS", "T@group").total == 3
-    assert counted.meter("GROUP_GET_SIZE", "T@group").total == size
+    assert counted.meter("GROUP_GET_SIZE", "T@group").total == len(found.answer.body)
     assert counted.meter("BROKER_GET_NUMS", "").total == 3
     assert counted.meter("PULLS_FOUND", "").total == 1
     assert counted.meter("PULLS_MISSED", "").total == 1
 
 
-@run_by("serve")
-async def test_a_pull_with_the_header_of_another_request_is_an_error(stage, /):
-    client = await stage.client()
-
+@run_by(with_client)
+async def test_a_pull_with_the_header_of_another_request_is_an_error(client, /):
     assert await client.code_of(PULL, sending("T")) == ERROR

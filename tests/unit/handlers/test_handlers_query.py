@@ -6,7 +6,7 @@ from itertools import islice
 import pytest
 
 from tests.running import run_by
-from tests.unit.handlers.handler_stage import in_world
+from tests.unit.handlers.handler_stage import in_world, in_world_with_client, with_client
 from txmq.protocol import record as records
 from txmq.protocol.command import BINARY, JSON, fields_of
 from txmq.protocol.headers import MessagePosition, MessageQuery, QueryAnswer, SendAnswer
@@ -28,9 +28,8 @@ async def found(client, topic, key, *, count=64, begin=0, end=EVER, unique=False
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
-@run_by("serve")
-async def test_messages_are_found_by_each_of_their_keys_newest_first(stage, /, kind):
-    client = await stage.client()
+@run_by(with_client)
+async def test_messages_are_found_by_each_of_their_keys_newest_first(client, /, kind):
     await client.send("T", b"1", KEYS="a b")
     await client.send("T", b"2", KEYS="b")
 
@@ -39,9 +38,8 @@ async def test_messages_are_found_by_each_of_their_keys_newest_first(stage, /, k
     assert await found(client, "T", "b", count=1, kind=kind) == [b"2"]
 
 
-@run_by("serve")
-async def test_a_message_is_found_by_its_unique_key(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_message_is_found_by_its_unique_key(client, /):
     await client.send("T", b"1", UNIQ_KEY="u", KEYS="k")
     await client.send("T", b"2", UNIQ_KEY="v", KEYS="u")
 
@@ -50,9 +48,8 @@ async def test_a_message_is_found_by_its_unique_key(stage, /):
     assert await found(client, "T", "k", unique=True) == -NOT_FOUND
 
 
-@run_by("serve")
-async def test_a_key_is_found_only_in_its_own_topic(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_key_is_found_only_in_its_own_topic(client, /):
     await client.send("T", b"1", KEYS="k")
     await client.topic("U")
 
@@ -60,7 +57,7 @@ async def test_a_key_is_found_only_in_its_own_topic(stage, /):
     assert await found(client, "no such", "k") == -NO_TOPIC
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_keys_whose_hashes_collide_are_told_apart(stage, /):
     keys = (md5(b"%d" % number).hexdigest() for number in range(1_000_000))
     seen = {key_hash(topic_seed("T"), key): key for key in islice(keys, 100_000)}
@@ -75,9 +72,8 @@ async def test_keys_whose_hashes_collide_are_told_apart(stage, /):
     assert await found(client, "T", alike) == [b"1"]
 
 
-@run_by(in_world)
-async def test_a_query_by_key_returns_only_messages_in_the_time_range(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_a_query_by_key_returns_only_messages_in_the_time_range(stage, client, /):
     times = []
     for body in (b"1", b"2", b"3"):
         await client.send("T", body, KEYS="k")
@@ -89,9 +85,8 @@ async def test_a_query_by_key_returns_only_messages_in_the_time_range(stage, /):
     assert await found(client, "T", "k", begin=times[2] + 500) == -NOT_FOUND
 
 
-@run_by("serve")
-async def test_a_query_by_key_returns_a_limited_number_of_messages(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_query_by_key_returns_a_limited_number_of_messages(client, /):
     await client.fill("T", 70, KEYS="k", UNIQ_KEY="u")
 
     assert len(await found(client, "T", "k", count=1000)) == 64
@@ -99,9 +94,8 @@ async def test_a_query_by_key_returns_a_limited_number_of_messages(stage, /):
     assert len(await found(client, "T", "k", count=0)) == 1
 
 
-@run_by("serve")
-async def test_a_query_by_key_returns_a_limited_number_of_bytes(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_query_by_key_returns_a_limited_number_of_bytes(client, /):
     for _ in range(3):
         await client.send("T", b"x" * 200_000, KEYS="k")
 
@@ -109,9 +103,8 @@ async def test_a_query_by_key_returns_a_limited_number_of_bytes(stage, /):
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
-@run_by("serve")
-async def test_a_message_is_shown_by_its_position(stage, /, kind):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_message_is_shown_by_its_position(client, /, kind):
     sent = (await client.send("T", b"here")).read(SendAnswer)
     position = int(sent.msg_id[16:], 16)
     answer = await client.ok(BY_ID, MessagePosition(position), kind=kind)
@@ -121,9 +114,8 @@ async def test_a_message_is_shown_by_its_position(stage, /, kind):
 
 
 @pytest.mark.parametrize("position", [-1, 0, 1, 10**15])
-@run_by("serve")
-async def test_a_position_where_no_message_begins_is_an_error(stage, /, position):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_position_where_no_message_begins_is_an_error(client, /, position):
     await client.send("T")
 
     assert await client.code_of(BY_ID, MessagePosition(position)) == ERROR

@@ -46,7 +46,7 @@ async def group_of(stage, *topics, group="g", version=None):
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
-@run_by("serve")
+@run_by(in_world)
 async def test_a_request_to_a_consumer_is_relayed_and_its_answer_passed_on_unchanged(
     stage, /, kind
 ):
@@ -64,7 +64,7 @@ async def test_a_request_to_a_consumer_is_relayed_and_its_answer_passed_on_uncha
     assert answer.kind == kind
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_other_requests_are_served_while_a_consumer_has_not_answered(stage, /):
     operator, member = await group_of(stage)
     pending = operator.asking(RUNNING, ConsumeDirectly("g", member.name))
@@ -78,7 +78,7 @@ async def test_other_requests_are_served_while_a_consumer_has_not_answered(stage
 
 
 @pytest.mark.parametrize(("group", "client"), [("other", "client-2"), ("g", "somebody")])
-@run_by("serve")
+@run_by(in_world)
 async def test_relaying_to_an_offline_consumer_is_an_error(stage, /, group, client):
     operator, _ = await group_of(stage)
     answer = await operator.ask(RUNNING, ConsumeDirectly(group, client))
@@ -88,7 +88,7 @@ async def test_relaying_to_an_offline_consumer_is_an_error(stage, /, group, clie
 
 
 @pytest.mark.parametrize(("version", "code"), [(61, ERROR), (62, 0)])
-@run_by("serve")
+@run_by(in_world)
 async def test_relaying_to_a_consumer_of_too_old_a_version_is_an_error(stage, /, version, code):
     operator, member = await group_of(stage, version=version)
     member.replies[RUNNING] = saying()
@@ -106,7 +106,7 @@ async def test_relaying_to_a_silent_consumer_times_out_after_ten_seconds(stage, 
     assert stage.broker._relays.pending == 0
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_a_relayed_request_fails_at_once_when_the_consumer_disconnects(stage, /):
     operator, member = await group_of(stage)
     pending = operator.asking(RUNNING, ConsumeDirectly("g", member.name))
@@ -116,7 +116,7 @@ async def test_a_relayed_request_fails_at_once_when_the_consumer_disconnects(sta
     assert (await pending).code == ERROR
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_an_answer_for_a_disconnected_operator_is_dropped(stage, /):
     operator, member = await group_of(stage)
     operator.asking(RUNNING, ConsumeDirectly("g", member.name))
@@ -129,7 +129,7 @@ async def test_an_answer_for_a_disconnected_operator_is_dropped(stage, /):
     assert stage.broker._relays.pending == 0
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_a_one_way_request_is_relayed_and_its_answer_dropped(stage, /):
     operator, member = await group_of(stage)
     member.replies[RUNNING] = saying()
@@ -154,7 +154,7 @@ async def test_a_stopping_broker_does_not_wait_for_relayed_answers(stage, /):
     assert stage.broker._relays.pending == 0
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_requests_beyond_the_relay_limit_are_refused(stage, /, monkeypatch):
     operator, member = await group_of(stage)
     monkeypatch.setattr("txmq_broker.handlers.relay.RELAYED_MAX", 1)
@@ -164,7 +164,7 @@ async def test_requests_beyond_the_relay_limit_are_refused(stage, /, monkeypatch
     assert await operator.code_of(RUNNING, header) == BUSY
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_a_malformed_answer_of_a_consumer_is_an_error_for_the_operator(stage, /):
     operator, member = await group_of(stage)
 
@@ -177,7 +177,7 @@ async def test_a_malformed_answer_of_a_consumer_is_an_error_for_the_operator(sta
     assert await operator.code_of(RUNNING, ConsumeDirectly("g", member.name)) == ERROR
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_an_internal_error_while_relaying_is_answered_and_logged(stage, /, caplog):
     operator = await stage.client()
 
@@ -197,7 +197,7 @@ async def test_an_internal_error_while_relaying_is_answered_and_logged(stage, /,
 # 309
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_a_stored_message_is_sent_to_a_consumer_for_direct_consumption(stage, /):
     operator, member = await group_of(stage)
     msg_id = (await operator.send("T", b"again")).read(SendAnswer).msg_id
@@ -208,16 +208,12 @@ async def test_a_stored_message_is_sent_to_a_consumer_for_direct_consumption(sta
     asked = await member.heard(DIRECTLY)
     (record,) = records.unpack_all(asked.body)
     assert (record.body, record.offset_id) == (b"again", msg_id)
-    assert asked.field_map() == {
-        "consumerGroup": "g",
-        "clientId": member.name,
-        "msgId": msg_id,
-        "brokerName": "broker-a",
-    }
+    fields = {"consumerGroup": "g", "clientId": member.name, "msgId": msg_id}
+    assert asked.field_map() == fields | {"brokerName": "broker-a"}
     assert answer.body == result
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_direct_consumption_without_a_client_id_takes_any_consumer(stage, /):
     operator, member = await group_of(stage)
     msg_id = (await operator.send("T")).read(SendAnswer).msg_id
@@ -227,7 +223,7 @@ async def test_direct_consumption_without_a_client_id_takes_any_consumer(stage, 
 
 
 @pytest.mark.parametrize("msg_id", [None, "", "no id", "7F00000100002A9F00000000000F4240"])
-@run_by("serve")
+@run_by(in_world)
 async def test_direct_consumption_of_an_unknown_message_is_an_error(stage, /, msg_id):
     operator, member = await group_of(stage)
 
@@ -247,7 +243,7 @@ def statuses(body):
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
-@run_by("serve")
+@run_by(in_world)
 async def test_the_offsets_of_all_clients_of_a_group_are_collected(stage, /, kind):
     operator, one = await group_of(stage)
     other = await stage.client()
@@ -285,7 +281,7 @@ async def test_clients_that_do_not_report_offsets_are_left_out(stage, /):
     assert 5.0 <= stage.world.now() - began < 5.5
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_collecting_the_offsets_of_an_empty_group_is_an_error(stage, /):
     operator = await stage.client()
 
@@ -293,7 +289,7 @@ async def test_collecting_the_offsets_of_an_empty_group_is_an_error(stage, /):
 
 
 @pytest.mark.parametrize("code", [RESET, STATUS])
-@run_by("serve")
+@run_by(in_world)
 async def test_clients_of_too_old_a_version_are_not_asked_for_offsets(stage, /, code):
     operator, _ = await group_of(stage, version=27 + 100)
     (member,) = stage.broker.clients.consumer_group("g").members.values()
@@ -318,7 +314,7 @@ async def ready_to_reset(stage, *, at=2, count=5, queues=1):
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
-@run_by("serve")
+@run_by(in_world)
 async def test_a_reset_sends_the_target_offsets_to_clients_and_operator(stage, /, kind):
     operator, member = await ready_to_reset(stage, queues=2)
     header = ResetOffset("T", "g", -1, is_force=True)
@@ -328,17 +324,13 @@ async def test_a_reset_sends_the_target_offsets_to_clients_and_operator(stage, /
     assert read_queue_map(answer.body, "offsetTable", int) == expected
     told = await member.heard(TO_RESET)
     assert told.is_oneway
-    assert told.field_map() == {
-        "topic": "T",
-        "group": "g",
-        "timestamp": "-1",
-        "isForce": "true",
-    }
+    fields = {"topic": "T", "group": "g", "timestamp": "-1", "isForce": "true"}
+    assert told.field_map() == fields
     assert told.body == answer.body
     assert told.body.startswith(b'{"offsetTable":{{"brokerName":"broker-a","queueId":0,"topic"')
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_a_reset_is_sent_to_every_client_of_the_group(stage, /):
     operator, one = await ready_to_reset(stage)
     other = await stage.client()
@@ -353,7 +345,7 @@ async def test_a_reset_is_sent_to_every_client_of_the_group(stage, /):
 @pytest.mark.parametrize(
     ("timestamp", "force", "target"), [(-1, True, 5), (-1, False, 2), (0, False, 0), (0, True, 0)]
 )
-@run_by("serve")
+@run_by(in_world)
 async def test_a_reset_moves_a_group_forward_only_with_force(stage, /, timestamp, force, target):
     operator, _ = await ready_to_reset(stage)
     answer = await operator.ok(RESET, ResetOffset("T", "g", timestamp, force))
@@ -375,7 +367,7 @@ async def test_a_reset_to_a_time_targets_the_first_message_stored_then(stage, /)
         assert read_queue_map(answer.body, "offsetTable", int) == {queue("T"): target}
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_a_reset_leaves_the_stored_offset_to_the_clients(stage, /):
     operator, _ = await ready_to_reset(stage)
     await operator.ok(RESET, ResetOffset("T", "g", -1, is_force=True))
@@ -383,7 +375,7 @@ async def test_a_reset_leaves_the_stored_offset_to_the_clients(stage, /):
     assert await operator.committed("g", "T") == 2
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_a_cpp_client_receives_the_reset_offsets_as_a_list(stage, /):
     operator, java = await ready_to_reset(stage)
     cpp = await stage.client()
@@ -401,7 +393,7 @@ async def test_a_cpp_client_receives_the_reset_offsets_as_a_list(stage, /):
     assert (await java.heard(TO_RESET)).body == answer.body
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_a_reset_of_an_offline_group_is_answered_offline(stage, /):
     operator = await stage.client()
     await operator.topic("T")
@@ -410,7 +402,7 @@ async def test_a_reset_of_an_offline_group_is_answered_offline(stage, /):
     assert await operator.code_of(RESET, ResetOffset("T", "g", -1)) == OFFLINE
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_a_reset_needs_a_committed_offset_in_every_queue(stage, /):
     operator, member = await group_of(stage, "T")
     await operator.topic("T", 2)
@@ -424,18 +416,11 @@ async def test_a_reset_needs_a_committed_offset_in_every_queue(stage, /):
 @pytest.mark.parametrize(
     ("number", "offset", "found"),
     [
-        (1, 3, {1: 3}),
-        (1, 0, {1: 0}),
-        (1, 5, {1: 5}),
-        (1, None, {1: 5}),
-        (1, -1, {1: 5}),
-        (-1, 3, {0: 5, 1: 5}),
-        (None, None, {0: 5, 1: 5}),
-        (1, 6, ERROR),
-        (2, 0, ERROR),
+        (1, 3, {1: 3}), (1, 0, {1: 0}), (1, 5, {1: 5}), (1, None, {1: 5}), (1, -1, {1: 5}),
+        (-1, 3, {0: 5, 1: 5}), (None, None, {0: 5, 1: 5}), (1, 6, ERROR), (2, 0, ERROR),
     ],
-)
-@run_by("serve")
+)  # fmt: skip
+@run_by(in_world)
 async def test_a_reset_from_rocketmq_5_tools_can_name_a_queue_and_an_offset(
     stage, /, number, offset, found
 ):
@@ -450,7 +435,7 @@ async def test_a_reset_from_rocketmq_5_tools_can_name_a_queue_and_an_offset(
         assert {message_queue.queue_id: at for message_queue, at in table.items()} == found
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_a_reset_to_before_the_first_message_is_refused(stage, /):
     operator, _ = await ready_to_reset(stage)
     await operator.ok(DELETE_TOPIC, {"topic": "T"})
@@ -461,7 +446,7 @@ async def test_a_reset_to_before_the_first_message_is_refused(stage, /):
     assert await operator.code_of(RESET, ResetOffset("T", "g", -1, True, 0, 5)) == 0
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_a_disconnected_client_does_not_keep_a_reset_from_the_others(stage, /):
     operator, member = await ready_to_reset(stage)
     group = stage.broker.clients.consumer_group("g")
@@ -492,7 +477,7 @@ def replace_connection(member, connection):
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
 @pytest.mark.parametrize("code", [REPLY, REPLY_V2])
-@run_by("serve")
+@run_by(in_world)
 async def test_a_reply_is_pushed_to_the_producer_that_waits_for_it(stage, /, code, kind):
     replier, asker = await stage.clients(2)
     await asker.beat(producers=["p"])
@@ -512,12 +497,8 @@ async def test_a_reply_is_pushed_to_the_producer_that_waits_for_it(stage, /, cod
     push = pushed.read(ReplyPush)
     host, port = replier.connection._transport.get_extra_info("sockname")
     assert pushed.body == b"yes"
-    assert (push.producer_group, push.topic, push.sys_flag, push.flag) == (
-        "producers",
-        REPLY_TOPIC,
-        1,
-        7,
-    )
+    assert (push.producer_group, push.topic) == ("producers", REPLY_TOPIC)
+    assert (push.sys_flag, push.flag) == (1, 7)
     assert (push.born_host, push.store_host) == (f"{host}:{port}", stage.broker.address)
     assert push.store_timestamp >= before
     told = properties.parse(push.properties)
@@ -534,7 +515,7 @@ async def test_a_reply_is_pushed_to_the_producer_that_waits_for_it(stage, /, cod
         ("OFFSET_MOVED_EVENT", {"REPLY_TO_CLIENT": "client-2"}, NO_PERMISSION),
     ],
 )
-@run_by("serve")
+@run_by(in_world)
 async def test_a_reply_that_reaches_nobody_is_refused(stage, /, topic, props, code):
     replier, asker = await stage.clients(2)
     await asker.beat(producers=["p"])
@@ -543,7 +524,7 @@ async def test_a_reply_that_reaches_nobody_is_refused(stage, /, topic, props, co
     assert asker.heard_nothing()
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_a_reply_that_its_producer_refuses_is_an_error(stage, /):
     replier, asker = await stage.clients(2)
     await asker.beat(producers=["p"])

@@ -6,10 +6,19 @@ from tests.running import run_by
 from tests.unit.handlers.handler_stage import (
     consumer,
     in_world,
+    in_world_with_client,
     sending,
+    with_client,
     with_topics,
 )
-from tests.unit.handlers.transaction_stage import COMMIT, DURABLE, HALVES, end, in_lives, prepare
+from tests.unit.handlers.transaction_stage import (
+    COMMIT,
+    DURABLE,
+    HALVES,
+    end,
+    in_lives_with_client,
+    prepare,
+)
 from txmq.protocol.bodies import GroupConfig, OffsetPair, read_with_queue_map
 from txmq.protocol.codes import Perm, PullFlag, RequestCode
 from txmq.protocol.headers import ConsumeStatsQuery, PullMessage, SendBack
@@ -61,9 +70,8 @@ async def waits(client, group=GROUP, topic=None):
     return stats["retriesWaiting"], stats["retriesMax"], lag
 
 
-@run_by(in_lives, DURABLE)
-async def test_the_statistics_of_a_group_count_messages_that_wait_for_a_retry(life, /):
-    client = await life.client()
+@run_by(in_lives_with_client, DURABLE)
+async def test_the_statistics_of_a_group_count_messages_that_wait_for_a_retry(life, client, /):
     await group_is(client, retry_max_times=5)
     positions = [await store(client) for _ in range(3)]
     second = await store(client, attempts=1)
@@ -95,9 +103,8 @@ async def test_the_statistics_of_a_group_count_messages_that_wait_for_a_retry(li
     assert await waits(client) == ({}, 5, 0)
 
 
-@run_by(in_world, within=8000.0)
-async def test_each_retry_is_delivered_after_the_delay_of_its_level(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client, within=8000.0)
+async def test_each_retry_is_delivered_after_the_delay_of_its_level(stage, client, /):
     given = []
     for retry, _ in TABLE:
         position = await store(client, attempts=retry - 1)
@@ -115,9 +122,8 @@ async def test_each_retry_is_delivered_after_the_delay_of_its_level(stage, /):
         assert 0 <= found.stored_ms - given_ms - 1000 * after_s < 200, retry
 
 
-@run_by(in_world)
-async def test_a_retry_keeps_the_message_and_names_its_origin(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_a_retry_keeps_the_message_and_names_its_origin(stage, client, /):
     position = await store(client, TAGS="a", KEYS="k", UNIQ_KEY="U1", born=5)
     (given,) = (await client.pull("T")).records
     await client.ok(BACK, back(position))
@@ -141,25 +147,22 @@ async def test_a_retry_keeps_the_message_and_names_its_origin(stage, /):
     assert second.properties.count("DELAY") == 1
 
 
-@run_by(in_world)
-async def test_a_consumer_can_choose_the_delay_level_of_a_retry(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_a_consumer_can_choose_the_delay_level_of_a_retry(stage, client, /):
     await client.ok(BACK, back(await store(client), 1))
     await stage.passes(1.5)
     assert (await client.pull(RETRY)).bodies == [b"body"]
 
 
-@run_by(in_world)
-async def test_a_level_above_the_highest_is_the_highest(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_level_above_the_highest_is_the_highest(client, /):
     await client.ok(BACK, back(await store(client, attempts=30), 99, most=99))
     await client.ok(BACK, back(await store(client, attempts=30), most=99))
     assert len((await client.pull(WAITING, queue=17)).records) == 2
 
 
-@run_by(in_world)
-async def test_a_committed_message_is_retried_as_an_ordinary_one(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_a_committed_message_is_retried_as_an_ordinary_one(stage, client, /):
     await client.beat(producers=["P"])
     half = await prepare(client)
     assert await client.code_of(BACK, back(half.position)) == FAILED
@@ -179,9 +182,8 @@ async def test_a_committed_message_is_retried_as_an_ordinary_one(stage, /):
 # Refused retries
 
 
-@run_by(in_world)
-async def test_a_retry_of_a_position_without_a_visible_message_is_refused(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_retry_of_a_position_without_a_visible_message_is_refused(client, /):
     position = await store(client)
     await client.beat(producers=["P"])
     half = await prepare(client)
@@ -193,9 +195,8 @@ async def test_a_retry_of_a_position_without_a_visible_message_is_refused(stage,
     assert (await client.pull(HALVES)).records[0].position == half.position
 
 
-@run_by(in_world)
-async def test_a_retry_for_an_invalid_group_name_is_refused_and_creates_nothing(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_a_retry_for_an_invalid_group_name_is_refused_and_creates_nothing(stage, client, /):
     position = await store(client)
     for name in ("", "no name", "x" * 200, "%" * 300):
         assert await client.code_of(BACK, back(position, group=name)) == FAILED
@@ -203,33 +204,29 @@ async def test_a_retry_for_an_invalid_group_name_is_refused_and_creates_nothing(
     assert stage.broker.groups.find("no name") is None
 
 
-@run_by(in_world, settings=with_topics(auto_create_groups=False))
-async def test_with_auto_creation_off_a_retry_for_an_unknown_group_is_refused(stage, /):
-    client = await stage.client()
+@run_by(with_client, settings=with_topics(auto_create_groups=False))
+async def test_with_auto_creation_off_a_retry_for_an_unknown_group_is_refused(client, /):
     assert await client.code_of(BACK, back(await store(client))) == NO_GROUP
 
 
-@run_by(in_world)
-async def test_a_retry_into_a_retry_topic_closed_for_writing_is_refused(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_retry_into_a_retry_topic_closed_for_writing_is_refused(client, /):
     await client.topic(RETRY, perm=int(Perm.READ))
     assert await client.code_of(BACK, back(await store(client))) == FORBIDDEN
     await client.topic(RETRY, 1, write=0, perm=6)
     assert await client.code_of(BACK, back(await store(client))) == FORBIDDEN
 
 
-@run_by(in_world)
-async def test_a_group_without_retry_queues_drops_returned_messages(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_a_group_without_retry_queues_drops_returned_messages(stage, client, /):
     await group_is(client, retry_queue_nums=0)
     await client.ok(BACK, back(await store(client)))
     assert topics_of(stage) == []
     assert (await client.pull(WAITING, queue=2)).records == []
 
 
-@run_by(in_world)
-async def test_retries_are_spread_over_the_groups_retry_queues(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_retries_are_spread_over_the_groups_retry_queues(stage, client, /):
     await group_is(client, retry_queue_nums=3)
     position = await store(client)
     for _ in range(30):
@@ -240,17 +237,15 @@ async def test_retries_are_spread_over_the_groups_retry_queues(stage, /):
     assert min(found) > 0
 
 
-@run_by(in_world)
-async def test_a_one_way_return_is_stored_and_not_answered(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_one_way_return_is_stored_and_not_answered(client, /):
     position = await store(client)
     assert await client.is_silent(BACK, back(position, -1), oneway=True)
     assert (await client.pull(DEAD)).bodies == [b"body"]
 
 
-@run_by(in_world)
-async def test_returned_messages_are_counted_by_topic_and_group(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_returned_messages_are_counted_by_topic_and_group(stage, client, /):
     position = await store(client)
     await client.ok(BACK, back(position, 1))
     await stage.passes(2)
@@ -267,9 +262,8 @@ async def test_returned_messages_are_counted_by_topic_and_group(stage, /):
 # Dead letters
 
 
-@run_by(in_world)
-async def test_after_the_last_retry_a_message_becomes_a_dead_letter_with_a_reason(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_after_the_last_retry_a_message_becomes_a_dead_letter_with_a_reason(stage, client, /):
     position = await store(client, attempts=16, UNIQ_KEY="U1", KEYS="k")
     (given,) = (await client.pull("T")).records
     why = "ValueError: no\x01such\x02account\n7"
@@ -290,18 +284,16 @@ async def test_after_the_last_retry_a_message_becomes_a_dead_letter_with_a_reaso
     assert (await client.pull(WAITING, queue=17)).records == []
 
 
-@run_by(in_world)
-async def test_a_consumer_can_make_a_message_a_dead_letter_at_once(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_consumer_can_make_a_message_a_dead_letter_at_once(client, /):
     await client.ok(BACK, back(await store(client), -1))
     (found,) = (await client.pull(DEAD)).records
     assert parse(found.properties)["DLQ_REASON"] == "its consumer gave it up"
     assert found.attempts == 1
 
 
-@run_by(in_world)
-async def test_dead_letters_are_found_by_key(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_dead_letters_are_found_by_key(stage, client, /):
     await client.ok(BACK, back(await store(client, KEYS="k"), -1))
     assert list(stage.broker.store.positions_of_key(DEAD, "k", 0, 2**62))
 
@@ -315,11 +307,10 @@ async def test_dead_letters_are_found_by_key(stage, /):
         (-1, 16, 0, False), (None, 0, 0, True), (2, 16, 2**31 - 1, True),
     ],
 )  # fmt: skip
-@run_by(in_world)
+@run_by(in_world_with_client)
 async def test_the_retry_limit_of_the_consumer_overrides_that_of_the_group(
-    stage, /, limit, setting, attempts, is_dead
+    stage, client, /, limit, setting, attempts, is_dead
 ):
-    client = await stage.client()
     await group_is(client, retry_max_times=setting)
     position = await store(client, attempts=attempts)
     await client.ok(BACK, back(position, most=limit))
@@ -350,9 +341,8 @@ async def test_the_last_retry_limit_sent_holds_for_the_group_while_it_is_online(
     assert not await dies(three, 16)
 
 
-@run_by(in_world)
-async def test_the_retry_limit_sent_by_very_old_clients_is_ignored(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_the_retry_limit_sent_by_very_old_clients_is_ignored(stage, client, /):
     position = await store(client, attempts=3)
     await client.ok(BACK, back(position, most=2), version=120)
     assert topics_of(stage) == [RETRY]
@@ -367,9 +357,8 @@ def retrying(attempts, most, **props):
     return header
 
 
-@run_by(in_world)
-async def test_a_message_sent_to_a_retry_topic_waits_for_its_delay_level(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_a_message_sent_to_a_retry_topic_waits_for_its_delay_level(stage, client, /):
     await client.ok(SEND, retrying(2, 16, DELAY="5"), body=b"x")
     await stage.passes(59)
     assert (await client.pull(RETRY)).records == []
@@ -380,12 +369,11 @@ async def test_a_message_sent_to_a_retry_topic_waits_for_its_delay_level(stage, 
 
 @pytest.mark.parametrize(("attempts", "topic"), [(2, RETRY), (16, DEAD)])
 @pytest.mark.parametrize("flags", [0, 4])
-@run_by(in_world)
+@run_by(in_world_with_client)
 async def test_a_sent_retry_of_a_transactional_message_is_an_ordinary_message(
-    stage, /, attempts, topic, flags
+    stage, client, /, attempts, topic, flags
 ):
     """Clients that cannot send a message back send it again with all its properties."""
-    client = await stage.client()
     header = retrying(attempts, 16, DELAY="1", TRAN_MSG="true", PGROUP="P", UNIQ_KEY="U1")
     header.sys_flag = flags
     await client.ok(SEND, header, body=b"x")
@@ -399,11 +387,10 @@ async def test_a_sent_retry_of_a_transactional_message_is_an_ordinary_message(
 @pytest.mark.parametrize(
     ("attempts", "limit", "setting"), [(3, 3, 16), (16, None, 16), (2, -1, 2), (0, 0, 16)]
 )
-@run_by(in_world)
+@run_by(in_world_with_client)
 async def test_a_retry_sent_beyond_the_limit_becomes_a_dead_letter(
-    stage, /, attempts, limit, setting
+    stage, client, /, attempts, limit, setting
 ):
-    client = await stage.client()
     await group_is(client, retry_max_times=setting, retry_queue_nums=4)
     header = retrying(attempts, limit, DELAY="5", UNIQ_KEY="U1")
     header.queue_id = 3
@@ -424,9 +411,8 @@ async def test_a_retry_sent_beyond_the_limit_becomes_a_dead_letter(
 
 
 @pytest.mark.parametrize("loss", [Loss.EVERYTHING, Loss.NOTHING])
-@run_by(in_lives, DURABLE)
-async def test_confirmed_retries_and_dead_letters_survive_a_power_cut(life, /, loss):
-    client = await life.client()
+@run_by(in_lives_with_client, DURABLE)
+async def test_confirmed_retries_and_dead_letters_survive_a_power_cut(life, client, /, loss):
     given, dead = await store(client, body=b"again"), await store(client, body=b"dead")
     await client.ok(BACK, back(given))
     await client.ok(BACK, back(dead, -1))
@@ -442,11 +428,9 @@ async def test_confirmed_retries_and_dead_letters_survive_a_power_cut(life, /, l
 # Reading dead letters
 
 
-@run_by(in_world)
-async def test_dead_letters_are_read_only_by_a_pull_that_asks_for_dead_letters(stage, /):
+@run_by(in_world_with_client, topic="T")
+async def test_dead_letters_are_read_only_by_a_pull_that_asks_for_dead_letters(stage, client, /):
     """Stock consumers find no queue of a topic that permits writing only."""
-    client = await stage.client()
-    await client.topic("T")
     await client.ok(BACK, back(await store(client), -1))
 
     config = stage.broker.topics.get(DEAD).config

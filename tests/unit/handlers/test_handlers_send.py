@@ -15,7 +15,9 @@ from tests.unit.handlers.handler_stage import (
     batch_of,
     batching,
     in_world,
+    in_world_with_client,
     sending,
+    with_client,
     with_topics,
 )
 from txmq.protocol import batch, properties
@@ -29,6 +31,7 @@ from txmq_broker.store.queue_store import keys_in
 
 SEND, SEND_V2, BATCH = 10, 310, 320
 HALVES = "RMQ_SYS_TRANS_HALF_TOPIC"
+DELAYS = ["DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"]
 LONG = 64 * 1024
 SHAPES = {SEND: SendMessage, SEND_V2: SendMessageV2}
 ERROR, ILLEGAL, UNAVAILABLE, NO_PERMISSION, NO_TOPIC, NO_GROUP = 1, 13, 14, 16, 17, 26
@@ -61,11 +64,10 @@ async def stored(client, topic, queue=0):
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
 @pytest.mark.parametrize("code", [SEND, SEND_V2])
-@run_by("serve")
+@run_by(with_client)
 async def test_a_message_is_stored_unchanged_and_answered_in_the_encoding_of_the_request(
-    stage, /, code, kind
+    client, /, code, kind
 ):
-    client = await stage.client()
     await client.topic("T", 4)
     header = sending("T", queue=2, shape=SHAPES[code], TAGS="A", UNIQ_KEY="u1")
 
@@ -81,26 +83,18 @@ async def test_a_message_is_stored_unchanged_and_answered_in_the_encoding_of_the
     assert record.offset_id == result.msg_id
 
 
-@run_by("serve")
-async def test_the_answer_to_a_send_has_all_fields_that_java_clients_require(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_the_answer_to_a_send_has_all_fields_that_java_clients_require(client, /):
     answer = await client.send("T")
 
     fields = answer.field_map()
-    assert fields.keys() == {
-        "MSG_REGION",
-        "TRACE_ON",
-        "msgId",
-        "queueId",
-        "queueOffset",
-        "transactionId",
-    }
+    required = ["MSG_REGION", "TRACE_ON", "msgId", "queueId", "queueOffset", "transactionId"]
+    assert sorted(fields) == required
     assert (fields["MSG_REGION"], fields["TRACE_ON"]) == ("DefaultRegion", "true")
 
 
-@run_by("serve")
-async def test_a_stored_record_names_its_sender_its_broker_and_its_time(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_a_stored_record_names_its_sender_its_broker_and_its_time(stage, client, /):
     before = stage.clock.wall_ms()
     result = (await client.send("T")).read(SendAnswer)
 
@@ -112,9 +106,8 @@ async def test_a_stored_record_names_its_sender_its_broker_and_its_time(stage, /
     assert position_in(result.msg_id) == record.position
 
 
-@run_by("serve")
-async def test_queue_offsets_are_consecutive_and_store_times_never_go_back(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_queue_offsets_are_consecutive_and_store_times_never_go_back(stage, client, /):
     await client.fill("T", 20)
     stage.clock.jump(-60)
     await client.fill("T", 5)
@@ -125,19 +118,8 @@ async def test_queue_offsets_are_consecutive_and_store_times_never_go_back(stage
     assert times == sorted(times)
 
 
-@run_by("serve")
-async def test_a_message_without_an_id_gets_one_that_is_returned_to_the_sender(stage, /):
-    client = await stage.client()
-    result = (await client.send("T")).read(SendAnswer)
-
-    (record,) = await stored(client, "T")
-    assert record.property_map()["UNIQ_KEY"] == result.transaction_id
-    assert len(result.transaction_id) == 32
-
-
-@run_by("serve")
-async def test_the_reconsume_times_of_a_sent_message_are_stored(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_the_reconsume_times_of_a_sent_message_are_stored(client, /):
     header = sending("T")
     header.reconsume_times = 3
     await client.ok(SEND, header, body=b"x")
@@ -145,9 +127,8 @@ async def test_the_reconsume_times_of_a_sent_message_are_stored(stage, /):
     assert (await stored(client, "T"))[0].attempts == 3
 
 
-@run_by("serve")
-async def test_compression_flags_are_kept_and_address_flags_are_set_by_the_broker(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_compression_flags_are_kept_and_address_flags_are_set_by_the_broker(client, /):
     await client.ok(SEND, sending("T", sys_flag=0x301 | 0x10 | 0x20), body=b"x")
 
     assert (await stored(client, "T"))[0].sys_flag == 0x301
@@ -169,77 +150,71 @@ async def test_a_sender_with_an_ipv6_address_is_stored_in_full(stage, /):
 # The order of the checks
 
 
-@run_by("serve")
-async def test_1_a_stopping_broker_refuses_sends(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_1_a_stopping_broker_refuses_sends(stage, client, /):
     stage.broker.admission.set_cause("stopping", "the broker is stopping")
 
     answer = await client.ask(SEND, sending("a b"), body=b"x")
     assert (answer.code, answer.remark) == (UNAVAILABLE, "the broker is stopping")
 
 
-@pytest.mark.parametrize("name", ["", "a b", "x" * 128])
-@run_by("serve")
-async def test_3_an_invalid_topic_name_is_an_error(stage, /, name):
-    client = await stage.client()
-
+@pytest.mark.parametrize("name", ["", "a b", "x" * 128], ids=["empty", "with a space", "long"])
+@run_by(with_client)
+async def test_3_an_invalid_topic_name_is_an_error(client, /, name):
     assert await client.code_of(SEND, sending(name), body=b"x") == ERROR
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        "SCHEDULE_TOPIC_XXXX",
-        "RMQ_SYS_TRANS_HALF_TOPIC",
-        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
-        "TRANS_CHECK_MAX_TIME_TOPIC",
-        "SELF_TEST_TOPIC",
-        "OFFSET_MOVED_EVENT",
+        "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "TRANS_CHECK_MAX_TIME_TOPIC", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT",
     ],
-)
-@run_by("serve")
-async def test_4_sends_to_system_topics_are_refused(stage, /, name):
-    client = await stage.client()
-
+)  # fmt: skip
+@run_by(with_client)
+async def test_4_sends_to_system_topics_are_refused(client, /, name):
     assert await client.code_of(SEND, sending(name), body=b"x") == NO_PERMISSION
 
 
-@run_by("serve")
-async def test_4_sends_to_a_topic_without_write_permission_are_refused(stage, /):
-    client = await stage.client()
-    await client.topic("T", perm=4)
+@pytest.mark.parametrize(
+    ("topic", "queue", "code"),
+    [
+        ({"perm": 4}, 0, NO_PERMISSION),
+        ({}, 4, ERROR),
+        ({}, 99, ERROR),
+        ({"write": 0}, -1, NO_PERMISSION),
+    ],
+    ids=["4: not writable", "6: one queue too far", "6: far too far", "6: no queue to choose"],
+)
+@run_by(with_client)
+async def test_a_send_to_a_queue_that_cannot_be_written_is_refused(client, /, topic, queue, code):
+    await client.topic("T", 4, **topic)
 
-    assert await client.code_of(SEND, sending("T"), body=b"x") == NO_PERMISSION
+    assert await client.code_of(SEND, sending("T", queue=queue), body=b"x") == code
+
+
+@pytest.mark.parametrize("template", ["", "unknown", "BenchmarkTest"])
+@run_by(with_client)
+async def test_5_a_send_without_a_usable_template_topic_creates_no_topic(client, /, template):
+    assert await client.code_of(SEND, sending("T", default=template), body=b"x") == NO_TOPIC
 
 
 @pytest.mark.parametrize(("wanted", "made"), [(4, 4), (16, 8), (0, 1)])
-@run_by("serve")
-async def test_5_a_send_creates_an_unknown_topic(stage, /, wanted, made):
-    client = await stage.client()
+@run_by(with_client)
+async def test_5_a_send_creates_an_unknown_topic(client, /, wanted, made):
     await client.ok(SEND, sending("T", queues=wanted), body=b"x")
 
     answer = await client.ok(RequestCode.GET_TOPIC_CONFIG, TopicHeader("T"))
     assert TopicConfig.read(answer.body) == TopicConfig("T", made, made, 6)
 
 
-@pytest.mark.parametrize("template", ["", "unknown", "BenchmarkTest"])
-@run_by("serve")
-async def test_5_a_send_without_a_usable_template_topic_creates_no_topic(stage, /, template):
-    client = await stage.client()
-
-    assert await client.code_of(SEND, sending("T", default=template), body=b"x") == NO_TOPIC
-
-
-@run_by("serve", with_topics(auto_create=False))
-async def test_5_with_auto_creation_off_a_send_creates_no_topic(stage, /):
-    client = await stage.client()
-
+@run_by(with_client, with_topics(auto_create=False))
+async def test_5_with_auto_creation_off_a_send_creates_no_topic(client, /):
     assert await client.code_of(SEND, sending("T"), body=b"x") == NO_TOPIC
 
 
-@run_by("serve")
-async def test_5_a_retry_topic_is_created_with_the_queues_of_its_group(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_5_a_retry_topic_is_created_with_the_queues_of_its_group(client, /):
     config = GroupConfig("g", retry_queue_nums=3)
     await client.ok(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=config.write())
     await client.send("%RETRY%g")
@@ -249,59 +224,36 @@ async def test_5_a_retry_topic_is_created_with_the_queues_of_its_group(stage, /)
     await client.send("%RETRY%g", queue=2)
 
 
-@pytest.mark.parametrize("number", [4, 99])
-@run_by("serve")
-async def test_6_a_send_to_a_missing_queue_is_an_error(stage, /, number):
-    client = await stage.client()
-    await client.topic("T", 4)
-
-    assert await client.code_of(SEND, sending("T", queue=number), body=b"x") == ERROR
-
-
-@run_by("serve")
-async def test_6_a_send_that_names_a_read_only_queue_is_stored_there(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_6_a_send_that_names_a_read_only_queue_is_stored_there(client, /):
     await client.topic("T", 4, write=2)
 
     assert (await client.send("T", queue=3)).read(SendAnswer).queue_id == 3
     assert await client.max_offset("T", 3) == 1
 
 
-@run_by("serve")
-async def test_6_a_send_without_a_queue_goes_to_one_of_the_write_queues(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_6_a_send_without_a_queue_goes_to_one_of_the_write_queues(client, /):
     await client.topic("T", 4, write=2)
     chosen = {(await client.send("T", queue=-1)).read(SendAnswer).queue_id for _ in range(20)}
 
     assert chosen == {0, 1}
 
 
-@run_by("serve")
-async def test_6_a_send_without_a_queue_is_refused_where_there_are_no_write_queues(stage, /):
-    client = await stage.client()
-    await client.topic("T", 4, write=0)
-
-    assert await client.code_of(SEND, sending("T", queue=-1), body=b"x") == NO_PERMISSION
-
-
-@run_by("serve", with_topics(auto_create_groups=False))
-async def test_7_a_send_to_the_retry_topic_of_an_unknown_group_is_refused(stage, /):
-    client = await stage.client()
-
+@run_by(with_client, with_topics(auto_create_groups=False))
+async def test_7_a_send_to_the_retry_topic_of_an_unknown_group_is_refused(client, /):
     assert await client.code_of(SEND, sending("%RETRY%g"), body=b"x") == NO_GROUP
 
 
-@run_by("serve")
-async def test_7_a_send_to_a_retry_topic_creates_its_group_where_allowed(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_7_a_send_to_a_retry_topic_creates_its_group_where_allowed(stage, client, /):
     await client.send("%RETRY%g")
 
     assert stage.broker.groups.find("g")
 
 
-@run_by(in_world)
-async def test_7_a_send_to_an_existing_retry_topic_does_not_change_it(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_7_a_send_to_an_existing_retry_topic_does_not_change_it(stage, client, /):
     await client.send("%RETRY%g")
     state = stage.broker.topics.version
     saved = []
@@ -312,9 +264,8 @@ async def test_7_a_send_to_an_existing_retry_topic_does_not_change_it(stage, /):
     assert not [path for path in saved if path.startswith("config/topics")]
 
 
-@run_by("serve", with_topics(auto_create_groups=False))
-async def test_7_a_send_to_the_retry_topic_of_a_deleted_group_is_refused(stage, /):
-    client = await stage.client()
+@run_by(with_client, with_topics(auto_create_groups=False))
+async def test_7_a_send_to_the_retry_topic_of_a_deleted_group_is_refused(client, /):
     await client.ok(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=GroupConfig("g").write())
     await client.send("%RETRY%g")
     await client.ok(RequestCode.DELETE_SUBSCRIPTIONGROUP, DeleteGroup("g"))
@@ -322,11 +273,9 @@ async def test_7_a_send_to_the_retry_topic_of_a_deleted_group_is_refused(stage, 
     assert await client.code_of(SEND, sending("%RETRY%g"), body=b"x") == NO_GROUP
 
 
-@pytest.mark.parametrize("name", ["DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"])
-@run_by("serve")
-async def test_8_a_batch_with_a_delayed_message_is_illegal(stage, /, name):
-    client = await stage.client()
-
+@pytest.mark.parametrize("name", DELAYS)
+@run_by(in_world_with_client)
+async def test_8_a_batch_with_a_delayed_message_is_illegal(stage, client, /, name):
     delayed = {name: "3"}
     for header, body in (
         (batching("T"), batch_of(b"a") + batch_of(b"b", **delayed)),
@@ -345,11 +294,10 @@ async def test_8_a_batch_with_a_delayed_message_is_illegal(stage, /, name):
     [(4, {"TRAN_MSG": "true"}), (4, {}), (0, {"TRAN_MSG": "true"}), (0, {"TRAN_MSG": "TRUE"})],
     ids=["said twice", "in the header", "in the properties", "in capitals"],
 )
-@run_by("serve")
+@run_by(with_client)
 async def test_9_a_half_message_is_recognised_by_its_flag_or_its_property(
-    stage, /, code, kind, sys_flag, props
+    client, /, code, kind, sys_flag, props
 ):
-    client = await stage.client()
     await client.topic("T", 4)
     header = sending("T", queue=2, sys_flag=sys_flag, shape=SHAPES[code], UNIQ_KEY="u", **props)
 
@@ -372,33 +320,31 @@ async def test_9_a_half_message_is_recognised_by_its_flag_or_its_property(
     [("T", 0, {}), ("T", 0, {"DELAY": "0"}), (HALVES, 4, {}), (HALVES, 4, {"TRAN_MSG": "true"})],
     ids=["plain", "without a delay", "half by its header", "half by both"],
 )
-@run_by("serve")
+@run_by(with_client)
 async def test_the_answer_names_the_id_that_the_broker_gave_to_a_message(
-    stage, /, code, topic, sys_flag, props
+    client, /, code, topic, sys_flag, props
 ):
-    client = await stage.client()
     header = sending("T", sys_flag=sys_flag, shape=SHAPES[code], **props)
 
     answer = (await client.ok(code, header, body=b"x")).read(SendAnswer)
 
     (record,) = await stored(client, topic)
     assert record.property_map()["UNIQ_KEY"] == answer.transaction_id
+    assert len(answer.transaction_id) == 32
 
 
 @pytest.mark.parametrize("value", ["false", "", "yes"])
-@run_by("serve")
-async def test_9_a_message_whose_tran_msg_is_not_true_is_an_ordinary_message(stage, /, value):
-    client = await stage.client()
+@run_by(with_client)
+async def test_9_a_message_whose_tran_msg_is_not_true_is_an_ordinary_message(client, /, value):
     await client.ok(SEND, sending("T", TRAN_MSG=value), body=b"x")
 
     assert [record.body for record in await stored(client, "T")] == [b"x"]
 
 
-@pytest.mark.parametrize("name", ["DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"])
+@pytest.mark.parametrize("name", DELAYS)
 @pytest.mark.parametrize("sys_flag", [4, 0])
-@run_by("serve")
-async def test_9_a_half_message_cannot_be_delayed(stage, /, name, sys_flag):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_9_a_half_message_cannot_be_delayed(stage, client, /, name, sys_flag):
     header = sending("T", sys_flag=sys_flag, **{"TRAN_MSG": "true", name: "3"})
 
     refused = await client.ask(SEND, header, body=b"x")
@@ -411,10 +357,8 @@ async def test_9_a_half_message_cannot_be_delayed(stage, /, name, sys_flag):
 
 
 @pytest.mark.parametrize("sys_flag", [8, 12])
-@run_by("serve")
-async def test_9_a_send_with_a_commit_or_rollback_flag_is_illegal(stage, /, sys_flag):
-    client = await stage.client()
-
+@run_by(with_client)
+async def test_9_a_send_with_a_commit_or_rollback_flag_is_illegal(client, /, sys_flag):
     assert await client.code_of(SEND, sending("T", sys_flag=sys_flag), body=b"x") == ILLEGAL
     assert await client.max_offset(HALVES) == await client.max_offset("T") == 0
 
@@ -423,9 +367,10 @@ async def test_9_a_send_with_a_commit_or_rollback_flag_is_illegal(stage, /, sys_
     "name", ["%RETRY%g", "%DLQ%g", "SCHEDULE_TOPIC_XXXX", HALVES, "TRANS_CHECK_MAX_TIME_TOPIC"]
 )
 @pytest.mark.parametrize("is_declared", [True, False])
-@run_by("serve")
-async def test_9_a_half_message_for_a_system_or_retry_topic_is_refused(stage, /, name, is_declared):
-    client = await stage.client()
+@run_by(with_client)
+async def test_9_a_half_message_for_a_system_or_retry_topic_is_refused(
+    client, /, name, is_declared
+):
     header = sending(name, sys_flag=4 if is_declared else 0, TRAN_MSG="true")
 
     assert await client.code_of(SEND, header, body=b"x") == NO_PERMISSION
@@ -433,9 +378,8 @@ async def test_9_a_half_message_for_a_system_or_retry_topic_is_refused(stage, /,
 
 
 @pytest.mark.parametrize("attempts", [0, 99])
-@run_by("serve")
-async def test_10_a_batch_for_a_retry_topic_is_illegal(stage, /, attempts):
-    client = await stage.client()
+@run_by(with_client)
+async def test_10_a_batch_for_a_retry_topic_is_illegal(client, /, attempts):
     header = batching("%RETRY%g")
     header.reconsume_times = attempts
 
@@ -456,13 +400,10 @@ async def test_10_a_batch_for_a_retry_topic_is_illegal(stage, /, attempts):
     ],
     ids=["empty", "large", "long property", "long id", "long group of a half", "long topic"],
 )
-@run_by("serve", with_topics(message_size_max=1000))
+@run_by(in_world_with_client, with_topics(message_size_max=1000), topic="T")
 async def test_a_message_out_of_bounds_is_refused_and_keeps_the_connection_open(
-    stage, /, kind, topic, props, body, code
+    stage, client, /, kind, topic, props, body, code
 ):
-    client = await stage.client()
-    await client.topic("T")
-
     refused = await client.ask(SEND, sending(topic, **props), body=body, kind=kind)
 
     assert refused.code == code
@@ -476,25 +417,17 @@ async def test_a_message_out_of_bounds_is_refused_and_keeps_the_connection_open(
 @pytest.mark.fault("M13")
 @pytest.mark.parametrize(
     ("header", "body"),
-    [
-        (sending("T"), b""),
-        (sending("T"), b"x" * 1001),
-        (sending("T", KEY="v" * 32_767), b"x"),
-    ],
+    [(sending("T"), b""), (sending("T"), b"x" * 1001), (sending("T", KEY="v" * 32_767), b"x")],
     ids=["empty", "too large", "properties too long"],
 )
-@run_by("serve", with_topics(message_size_max=1000))
-async def test_a_message_that_cannot_be_stored_is_illegal(stage, /, header, body):
-    client = await stage.client()
-
+@run_by(with_client, with_topics(message_size_max=1000))
+async def test_a_message_that_cannot_be_stored_is_illegal(client, /, header, body):
     assert await client.code_of(SEND, header, body=body) == ILLEGAL
     assert await client.max_offset("T") == 0
 
 
-@run_by("serve")
-async def test_a_send_without_a_required_field_is_an_error_that_names_it(stage, /):
-    client = await stage.client()
-
+@run_by(with_client)
+async def test_a_send_without_a_required_field_is_an_error_that_names_it(client, /):
     answer = await client.ask(SEND, TopicHeader("T"), body=b"x")
     assert answer.code == ERROR
     assert "producerGroup" in answer.remark
@@ -503,9 +436,8 @@ async def test_a_send_without_a_required_field_is_an_error_that_names_it(stage, 
 # The outcome of a send
 
 
-@run_by(in_world, replace(SETTINGS, store=StoreSettings(flush="sync")))
-async def test_with_sync_flush_a_send_is_answered_after_the_sync(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client, replace(SETTINGS, store=StoreSettings(flush="sync")))
+async def test_with_sync_flush_a_send_is_answered_after_the_sync(stage, client, /):
     await client.send("T")
     assert stage.broker.store.log.durable == stage.broker.store.log.end
 
@@ -513,8 +445,7 @@ async def test_with_sync_flush_a_send_is_answered_after_the_sync(stage, /):
 @pytest.mark.parametrize("problem", [errno.ENOSPC, errno.EIO])
 @run_by(in_world)
 async def test_a_failed_write_is_answered_unavailable_and_its_offset_is_reused(stage, /, problem):
-    client = await stage.client()
-    await client.topic("T")
+    client = await stage.client(topic="T")
     await client.send("T", b"first")
     stage.disk.fail_writes(1, problem)
     assert await client.code_of(SEND, sending("T"), body=b"lost") == UNAVAILABLE
@@ -524,10 +455,8 @@ async def test_a_failed_write_is_answered_unavailable_and_its_offset_is_reused(s
     assert [record.body for record in await stored(client, "T")] == [b"first", b"second"]
 
 
-@run_by(in_world)
-async def test_sends_are_refused_while_the_disk_is_too_full(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(in_world_with_client, topic="T")
+async def test_sends_are_refused_while_the_disk_is_too_full(stage, client, /):
     stage.broker.admission.set_cause("disk", "the disk is more than 90% full")
     assert await client.code_of(SEND, sending("T"), body=b"x") == UNAVAILABLE
     stage.broker.admission.clear_cause("disk")
@@ -538,10 +467,8 @@ async def test_sends_are_refused_while_the_disk_is_too_full(stage, /):
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
-@run_by("serve")
-async def test_a_batch_is_stored_as_consecutive_single_messages(stage, /, kind):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(with_client, topic="T")
+async def test_a_batch_is_stored_as_consecutive_single_messages(client, /, kind):
     header = batching("T", WAIT="true", shared="yes")
     answer = await client.ok(BATCH, header, body=batch_of(b"a", b"b", TAGS="A"), kind=kind)
 
@@ -611,9 +538,8 @@ def test_messages_of_a_batch_are_stored_as_if_they_were_sent_singly():
     is_the_same()
 
 
-@run_by("serve")
-async def test_a_send_is_a_batch_by_its_flag_not_by_its_request_code(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_send_is_a_batch_by_its_flag_not_by_its_request_code(client, /):
     await client.ok(SEND_V2, batching("T"), body=batch_of(b"a", b"b"))
     assert await client.max_offset("T") == 2
     header = sending("T", shape=SendMessageV2)
@@ -621,9 +547,8 @@ async def test_a_send_is_a_batch_by_its_flag_not_by_its_request_code(stage, /):
     assert await client.max_offset("T") == 3
 
 
-@run_by("serve")
-async def test_a_batch_flag_on_request_10_splits_the_body_only_if_it_is_a_batch(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_batch_flag_on_request_10_splits_the_body_only_if_it_is_a_batch(client, /):
     header = sending("T")
     header.batch = True
     await client.ok(SEND, header, body=b"anything at all, longer than a head")
@@ -638,20 +563,15 @@ async def test_a_batch_flag_on_request_10_splits_the_body_only_if_it_is_a_batch(
     [(b"no batch", ERROR), (batch_of(b"a")[:-1], ERROR), (batch_of(b"a", TRAN_MSG="true"), 13)],
     ids=["no batch", "cut", "half"],
 )
-@run_by("serve")
-async def test_a_batch_with_an_invalid_message_is_refused_whole(stage, /, body, code):
-    client = await stage.client()
-    await client.topic("T")
-
+@run_by(with_client, topic="T")
+async def test_a_batch_with_an_invalid_message_is_refused_whole(client, /, body, code):
     whole = batch_of(b"good") + body
     assert await client.code_of(BATCH, batching("T"), body=whole) == code
     assert await client.max_offset("T") == 0
 
 
-@run_by("serve")
-async def test_a_transactional_batch_is_refused(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(with_client, topic="T")
+async def test_a_transactional_batch_is_refused(client, /):
     header = batching("T")
     header.sys_flag = 4
 
@@ -662,10 +582,8 @@ async def test_a_transactional_batch_is_refused(stage, /):
 # One-way
 
 
-@run_by("serve")
-async def test_a_one_way_send_is_stored_and_never_answered(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(with_client, topic="T")
+async def test_a_one_way_send_is_stored_and_never_answered(client, /):
     assert await client.is_silent(SEND, sending("T"), body=b"x", oneway=True)
     assert await client.is_silent(SEND, sending("no such", default=""), body=b"x", oneway=True)
     await client.send("T", b"y")

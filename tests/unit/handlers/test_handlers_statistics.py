@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.running import run_by
-from tests.unit.handlers.handler_stage import SETTINGS, in_world
+from tests.unit.handlers.handler_stage import SETTINGS, in_world, in_world_with_client, with_client
 from txmq.limits import SPAN_BYTES_MAX
 from txmq.protocol.bodies import CounterView, TextTable
 from txmq.protocol.command import BINARY, JSON
@@ -49,7 +49,7 @@ async def counter(client, name, key):
 
 
 @pytest.mark.parametrize("kind", [JSON, BINARY])
-@run_by("serve")
+@run_by(in_world)
 async def test_the_runtime_table_has_every_number_that_tools_read(stage, /, kind):
     table = await runtime(await stage.client(), kind=kind)
 
@@ -65,7 +65,7 @@ SYNC = replace(SETTINGS, store=StoreSettings(flush="sync"))
 UNITS = ("remainHowManyDataToFlush", "putMessageDistributeTime", "commitLogDirCapacity")
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_values_with_units_can_be_parsed_as_monitoring_tools_do(stage, /):
     table = await runtime(await stage.client())
 
@@ -79,9 +79,8 @@ async def test_values_with_units_can_be_parsed_as_monitoring_tools_do(stage, /):
     assert all(":" in part for part in table["putMessageDistributeTime"].split())
 
 
-@run_by("serve")
-async def test_the_runtime_table_shows_the_figures_of_this_broker(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_the_runtime_table_shows_the_figures_of_this_broker(stage, client, /):
     assert (await runtime(client))["earliestMessageTimeStamp"] == "-1"
     await client.fill("T", 3)
     (first, *_) = (await client.pull("T")).records
@@ -121,9 +120,8 @@ async def test_rates_cover_ten_seconds_one_minute_and_ten_minutes(stage, /):
     assert table["getTotalTps"] == table["getFoundTps"]
 
 
-@run_by(in_world)
-async def test_daily_totals_move_on_at_midnight(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client)
+async def test_daily_totals_move_on_at_midnight(stage, client, /):
     await client.fill("T", 3)
     stage.clock.jump(24 * 3600)
     await stage.passes(11)
@@ -141,10 +139,8 @@ async def test_daily_totals_move_on_at_midnight(stage, /):
     assert table["msgGetTotalTodayMorning"] == "7"
 
 
-@run_by(in_world)
-async def test_a_disk_that_does_not_report_its_space_hides_no_other_figures(stage, /):
-    client = await stage.client()
-
+@run_by(in_world_with_client)
+async def test_a_disk_that_does_not_report_its_space_hides_no_other_figures(stage, client, /):
     def broken():
         raise OSError(errno.EIO, "no")
 
@@ -159,17 +155,11 @@ async def test_a_disk_that_does_not_report_its_space_hides_no_other_figures(stag
 @pytest.mark.parametrize(
     ("size", "text"),
     [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1024, "1.0 KiB"),
-        (1536, "1.5 KiB"),
-        (1024**2, "1.0 MiB"),
-        (5 * 1024**3, "5.0 GiB"),
-        (1024**4, "1.0 TiB"),
-        (3 * 1024**6, "3.0 EiB"),
+        (0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1536, "1.5 KiB"), (1024**2, "1.0 MiB"),
+        (5 * 1024**3, "5.0 GiB"), (1024**4, "1.0 TiB"), (3 * 1024**6, "3.0 EiB"),
         (1024**7, "1024.0 EiB"),
     ],
-)
+)  # fmt: skip
 def test_sizes_are_formatted_as_in_java(size, text):
     assert _readable(size) == text
 
@@ -177,9 +167,8 @@ def test_sizes_are_formatted_as_in_java(size, text):
 # 315
 
 
-@run_by("serve")
-async def test_messages_sent_to_a_topic_are_counted_at_once(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_messages_sent_to_a_topic_are_counted_at_once(client, /):
     await client.fill("T", 3)
     shown = await counter(client, "TOPIC_PUT_NUMS", "T")
 
@@ -188,9 +177,8 @@ async def test_messages_sent_to_a_topic_are_counted_at_once(stage, /):
         assert window.tps > 0
 
 
-@run_by("serve")
-async def test_a_size_counter_shows_the_mean_size(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_size_counter_shows_the_mean_size(client, /):
     await client.send("T", b"x" * 10)
     await client.send("T", b"x" * 20)
     shown = await counter(client, "TOPIC_PUT_SIZE", "T")
@@ -198,23 +186,16 @@ async def test_a_size_counter_shows_the_mean_size(stage, /):
     assert (shown.stats_minute.sum, shown.stats_minute.avgpt) == (30, 15.0)
 
 
-@run_by("serve")
-async def test_messages_delivered_to_a_group_are_counted(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_messages_are_counted_for_the_group_and_for_the_broker_by_its_clusters_name(
+    client, /
+):
     await client.fill("T", 3)
     found = await client.pull("T", group="g")
 
     assert (await counter(client, "GROUP_GET_NUMS", "T@g")).stats_minute.sum == 3
     size = (await counter(client, "GROUP_GET_SIZE", "T@g")).stats_minute.sum
     assert size == len(found.answer.body)
-
-
-@run_by("serve")
-async def test_the_broker_is_counted_under_its_clusters_name(stage, /):
-    client = await stage.client()
-    await client.fill("T", 3)
-    await client.pull("T")
-
     assert (await counter(client, "BROKER_PUT_NUMS", "DefaultCluster")).stats_day.sum == 3
     assert (await counter(client, "BROKER_GET_NUMS", "DefaultCluster")).stats_day.sum == 3
 
@@ -228,17 +209,13 @@ async def test_the_broker_is_counted_under_its_clusters_name(stage, /):
         ("GROUP_GET_NUMS", ""),
     ],
 )
-@run_by("serve")
-async def test_asking_for_an_unknown_counter_is_an_error(stage, /, name, key):
-    client = await stage.client()
-    await client.topic("T")
-
+@run_by(with_client, topic="T")
+async def test_asking_for_an_unknown_counter_is_an_error(client, /, name, key):
     assert await counter(client, name, key) == -ERROR
 
 
-@run_by("serve")
-async def test_the_brokers_total_does_not_fall_when_a_topic_goes(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_the_brokers_total_does_not_fall_when_a_topic_goes(client, /):
     await client.fill("T", 3)
     assert (await counter(client, "TOPIC_PUT_NUMS", "T")).stats_day.sum == 3
     await client.ok(DELETE_TOPIC, TopicHeader("T"))
@@ -248,9 +225,8 @@ async def test_the_brokers_total_does_not_fall_when_a_topic_goes(stage, /):
     assert (await counter(client, "BROKER_PUT_NUMS", "DefaultCluster")).stats_day.sum == 5
 
 
-@run_by(in_world, SYNC, within=10000.0)
-async def test_counts_drop_out_of_windows_they_are_older_than(stage, /):
-    client = await stage.client()
+@run_by(in_world_with_client, SYNC, within=10000.0)
+async def test_counts_drop_out_of_windows_they_are_older_than(stage, client, /):
     await client.fill("T", 5)
     sums = []
     for pause in (30, 600, 2 * 3600):
@@ -265,15 +241,13 @@ async def test_counts_drop_out_of_windows_they_are_older_than(stage, /):
 # 306, 316, 329
 
 
-@run_by("serve")
+@run_by(in_world)
 async def test_a_request_to_clean_queues_is_answered(stage, /):
     await (await stage.client()).ok(CLEAN_QUEUES)
 
 
-@run_by("serve")
-async def test_cleaning_topics_removes_offsets_of_deleted_topics(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(in_world_with_client, topic="T")
+async def test_cleaning_topics_removes_offsets_of_deleted_topics(stage, client, /):
     await client.commit("g", "T", 0, 1)
     await client.commit("g", "gone", 0, 1)
     await client.ok(CLEAN_TOPICS)
@@ -289,10 +263,8 @@ OLD = replace(
 )
 
 
-@run_by(in_world, OLD, within=10000.0)
-async def test_a_request_to_clean_the_log_deletes_old_files_at_any_hour(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(in_world_with_client, OLD, within=10000.0, topic="T")
+async def test_a_request_to_clean_the_log_deletes_old_files_at_any_hour(stage, client, /):
     for number in range(6):
         await client.send("T", b"%d" % number + b"x" * (4 * 1024**2 - 100))
     await stage.passes(60)

@@ -7,9 +7,12 @@ from tests.unit.handlers.transaction_stage import (
     GROUP,
     ROLLBACK,
     UNKNOWN,
+    client_in_lives,
     end,
     in_lives,
+    in_lives_with_client,
     prepare,
+    producer,
     quick,
 )
 from txmq.limits import CHECKED_TRANSACTIONS_KEPT, CHECKS_KEPT, RECHECKS_KEPT
@@ -54,10 +57,8 @@ async def test_an_open_transaction_shows_its_checks_and_the_time_of_the_next_one
     assert 0 < shown.next_check_ms - check.asked_ms <= 1100
 
 
-@run_by(in_lives, quick())
-async def test_a_decided_transaction_is_found_by_id_and_by_either_position(life, /):
-    client = await life.client()
-    await client.topic("T")
+@run_by(client_in_lives, quick(), topic="T")
+async def test_a_decided_transaction_is_found_by_id_and_by_either_position(client, /):
     await client.beat(producers=[GROUP])
     half = await prepare(client)
     await client.heard(RequestCode.CHECK_TRANSACTION_STATE)
@@ -80,9 +81,7 @@ async def test_a_decided_transaction_is_found_by_id_and_by_either_position(life,
 
 @run_by(in_lives, quick(check_max=1))
 async def test_the_history_of_a_parked_transaction_names_who_decided_it(life, /):
-    client = await life.client()
-    await client.topic("T")
-    await client.beat(producers=[GROUP])
+    client = await producer(life, topic="T")
     await prepare(client)
     while (await history_of(client, "U1")).transaction.state != "parked":
         await life.passes(0.5)
@@ -97,10 +96,8 @@ async def test_the_history_of_a_parked_transaction_names_who_decided_it(life, /)
     assert (decision.source, decision.reason) == ("operator", "ops: never paid: T-4711")
 
 
-@run_by(in_lives, quick())
-async def test_rechecks_are_shown_with_operator_and_reason_also_after_the_decision(life, /):
-    client = await life.client()
-    await client.topic("T")
+@run_by(client_in_lives, quick(), topic="T")
+async def test_rechecks_are_shown_with_operator_and_reason_also_after_the_decision(client, /):
     await client.beat(producers=[GROUP])
     half = await prepare(client)
     await prepare(client, unique="U2")
@@ -127,27 +124,22 @@ async def test_rechecks_are_shown_with_operator_and_reason_also_after_the_decisi
 
 @run_by(in_lives, quick())
 async def test_a_decided_transaction_names_its_producer_while_it_is_connected(life, /):
-    producer, other = await life.client("p-1"), await life.client("p-2")
-    await producer.topic("T")
-    for client in (other, producer):
-        await client.beat(producers=[GROUP])
-    half = await prepare(producer)
-    assert await end(producer, half, COMMIT) == 0
+    other = await producer(life, "p-2")
+    origin = await producer(life, "p-1", topic="T")
+    half = await prepare(origin)
+    assert await end(origin, half, COMMIT) == 0
 
     assert (await history_of(other, "U1")).transaction.client_id == "p-1"
-    producer.close()
+    origin.close()
     await life.passes(1)
     assert (await history_of(other, "U1")).transaction.client_id == ""
 
 
-@run_by(in_lives, DURABLE)
-async def test_a_restart_keeps_the_decision_and_forgets_the_checks(life, /):
-    client = await life.client()
-    await client.topic("T")
+@run_by(in_lives_with_client, DURABLE, topic="T")
+async def test_a_restart_keeps_the_decision_and_forgets_the_checks(life, client, /):
     half = await prepare(client)
     assert await end(client, half, ROLLBACK) == 0
-    await life.stop()
-    await life.start()
+    await life.restart()
     client = await life.client()
     for name in ("U1", half.offset_id):
         shown = await history_of(client, name)

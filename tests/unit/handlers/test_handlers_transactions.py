@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tests.running import run_by
-from tests.unit.handlers.handler_stage import in_world, sending
+from tests.unit.handlers.handler_stage import in_world, in_world_with_client, sending, with_client
 from tests.unit.handlers.transaction_stage import (
     COMMIT,
     DURABLE,
@@ -13,11 +13,13 @@ from tests.unit.handlers.transaction_stage import (
     ROLLBACK,
     UNKNOWN,
     checks_heard,
+    client_in_lives,
     end,
     ending,
     in_lives,
     prepare,
     preparing,
+    producer,
     quick,
 )
 from txmq.protocol import record as records
@@ -37,9 +39,8 @@ from txmq_broker.handlers import transactions as handlers_transactions
 from txmq_broker.services import flusher
 
 
-@run_by("serve")
-async def test_a_half_message_is_invisible_until_it_is_committed(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_a_half_message_is_invisible_until_it_is_committed(client, /):
     await client.topic("T", 4)
     half = await prepare(client, queue=2, TAGS="red", KEYS="k1")
     assert (half.queue, half.offset) == (2, 0)
@@ -57,10 +58,8 @@ async def test_a_half_message_is_invisible_until_it_is_committed(stage, /):
     assert records.unpack(shown.body)[0] == found
 
 
-@run_by("serve")
-async def test_a_rolled_back_half_message_is_never_delivered(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(with_client, topic="T")
+async def test_a_rolled_back_half_message_is_never_delivered(client, /):
     half = await prepare(client)
 
     assert await end(client, half, ROLLBACK) == 0
@@ -70,10 +69,8 @@ async def test_a_rolled_back_half_message_is_never_delivered(stage, /):
 
 
 @pytest.mark.fault("M1")
-@run_by("serve")
-async def test_a_repeated_commit_succeeds_and_delivers_one_message(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(with_client, topic="T")
+async def test_a_repeated_commit_succeeds_and_delivers_one_message(client, /):
     half = await prepare(client)
     at_once = [client.asking(37, half.end(COMMIT)) for _ in range(5)]
     assert {answer.code for answer in await asyncio.gather(*at_once)} == {0}
@@ -85,10 +82,8 @@ async def test_a_repeated_commit_succeeds_and_delivers_one_message(stage, /):
 @pytest.mark.parametrize(
     ("first", "second", "code"), [(COMMIT, ROLLBACK, 200), (ROLLBACK, COMMIT, 201)]
 )
-@run_by("serve")
-async def test_a_contradicting_second_decision_is_refused(stage, /, first, second, code):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(in_world_with_client, topic="T")
+async def test_a_contradicting_second_decision_is_refused(stage, client, /, first, second, code):
     half = await prepare(client)
     both = [client.asking(37, half.end(what)) for what in (first, second)]
     assert [answer.code for answer in await asyncio.gather(*both)] == [0, code]
@@ -98,10 +93,8 @@ async def test_a_contradicting_second_decision_is_refused(stage, /, first, secon
 
 
 @pytest.mark.fault("M4")
-@run_by("serve")
-async def test_each_wrong_field_of_an_end_has_its_own_error_code(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(with_client, topic="T")
+async def test_each_wrong_field_of_an_end_has_its_own_error_code(client, /):
     half = await prepare(client)
     assert await end(client, half, COMMIT, producer_group="other") == 203
     assert await end(client, half, COMMIT, commit_log_offset=half.position + 1) == 604
@@ -111,10 +104,8 @@ async def test_each_wrong_field_of_an_end_has_its_own_error_code(stage, /):
 
 
 @pytest.mark.fault("M6")
-@run_by("serve")
-async def test_a_half_message_sent_again_is_the_same_transaction(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(with_client, topic="T")
+async def test_a_half_message_sent_again_is_the_same_transaction(client, /):
     first = await prepare(client)
     second = await prepare(client)
     assert (second.offset, second.position) == (first.offset, first.position)
@@ -127,9 +118,7 @@ async def test_a_half_message_sent_again_is_the_same_transaction(stage, /):
 
 @run_by(in_world, quick())
 async def test_a_producer_that_sends_no_end_is_checked(stage, /):
-    client = await stage.client()
-    await client.topic("T")
-    await client.beat(producers=[GROUP])
+    client = await producer(stage, topic="T")
     half = await prepare(client)
     await stage.passes(0.9)
     assert client.heard_nothing()
@@ -150,9 +139,7 @@ async def test_a_producer_that_sends_no_end_is_checked(stage, /):
 
 @run_by(in_world, quick())
 async def test_a_transaction_parked_after_unknown_answers_can_be_decided_by_hand(stage, /, caplog):
-    client = await stage.client()
-    await client.topic("T")
-    await client.beat(producers=[GROUP])
+    client = await producer(stage, topic="T")
     half = await prepare(client)
     for _ in range(3):
         await client.heard(RequestCode.CHECK_TRANSACTION_STATE)
@@ -175,10 +162,8 @@ async def test_a_transaction_parked_after_unknown_answers_can_be_decided_by_hand
     assert last.property_map()["TXMQ_REASON"] == "ops: the ledger has it"
     assert last.body == b"0"
     (shown,) = (await client.pull("RMQ_SYS_TRANS_HALF_TOPIC")).records
-    assert (shown.topic, shown.property_map()["REAL_TOPIC"]) == (
-        "RMQ_SYS_TRANS_HALF_TOPIC",
-        "T",
-    )
+    assert shown.topic == "RMQ_SYS_TRANS_HALF_TOPIC"
+    assert shown.property_map()["REAL_TOPIC"] == "T"
 
 
 @run_by(in_world, quick(check_max=9))
@@ -222,10 +207,8 @@ async def test_after_no_answer_another_producer_of_the_group_is_checked(stage, /
     assert (checks_heard(origin), checks_heard(other)) == (["U1"], [])
 
 
-@run_by(in_lives, DURABLE)
-async def test_a_half_message_with_the_id_of_another_message_is_refused(life, /):
-    client = await life.client()
-    await client.topic("T")
+@run_by(client_in_lives, DURABLE, topic="T")
+async def test_a_half_message_with_the_id_of_another_message_is_refused(client, /):
     await client.topic("S")
     first = client.asking(RequestCode.SEND_MESSAGE, preparing("T"), body=b"half")
     second = client.asking(RequestCode.SEND_MESSAGE, preparing("S"), body=b"half")
@@ -244,8 +227,7 @@ async def test_a_half_message_with_the_id_of_another_message_is_refused(life, /)
 @pytest.mark.fault("M6")
 @run_by(in_lives, DURABLE)
 async def test_a_half_message_sent_again_before_the_sync_waits_for_the_first(life, /):
-    client, other = await life.client(), await life.client()
-    await client.topic("T")
+    client, other = await life.client(topic="T"), await life.client()
     await prepare(client, unique="earlier")
     life.disk.slow_sync(3.0)
     first = client.asking(RequestCode.SEND_MESSAGE, preparing(), body=b"half")
@@ -303,12 +285,8 @@ async def test_open_transactions_are_listed_in_pages_and_filtered_by_state_and_g
     assert await ids(from_offset=7) == []
     assert len(await ids(count=0)) == 1
     second = first.transactions[1]
-    assert (second.producer_group, second.topic, second.queue_id, second.keys) == (
-        "away",
-        "T",
-        2,
-        "k1",
-    )
+    place = (second.topic, second.queue_id)
+    assert (second.producer_group, *place, second.keys) == ("away", "T", 2, "k1")
     assert (second.state, second.checks, second.is_being_decided) == ("prepared", 0, False)
     assert second.stored_ms <= life.clock.wall_ms()
     code = await client.code_of(RequestCode.LIST_TRANSACTIONS, ListTransactions(state="done"))
@@ -317,14 +295,9 @@ async def test_open_transactions_are_listed_in_pages_and_filtered_by_state_and_g
 
 @run_by(in_lives, quick(check_max=1))
 async def test_paging_through_parked_transactions_misses_none_parked_out_of_order(life, /):
-    client = await life.client()
-    await client.topic("T")
-    await client.beat(producers=[GROUP])
+    client = await producer(life, topic="T")
     late = {"CHECK_IMMUNITY_TIME_IN_SECONDS": "5"}
-    halves = [
-        await prepare(client, unique="LATE", **late),
-        await prepare(client, unique="SOON"),
-    ]
+    halves = [await prepare(client, unique="LATE", **late), await prepare(client, unique="SOON")]
     for half in reversed(halves):
         request = await client.heard(RequestCode.CHECK_TRANSACTION_STATE)
         assert request.field_map()["transactionId"] == half.unique
@@ -344,8 +317,7 @@ async def test_paging_through_parked_transactions_misses_none_parked_out_of_orde
 async def test_a_bulk_recheck_takes_few_requests_and_few_audit_entries(life, /, monkeypatch):
     monkeypatch.setattr(handlers_transactions, "_RECHECKED_MAX", 2)
 
-    client = await life.client()
-    await client.topic("T")
+    client = await life.client(topic="T")
     await client.beat(producers=["busy", "idle"])
     for number in range(5):
         await prepare(client, unique=f"A{number}", group="busy")
@@ -404,12 +376,10 @@ async def test_a_transaction_is_shown_with_its_half_message_as_it_was_sent(life,
         ({"transaction_id": "U2"}, 22),
     ],
 )
-@run_by("serve")
+@run_by(with_client, topic="T")
 async def test_a_decision_by_hand_without_operator_reason_or_decision_is_refused(
-    stage, /, wrong, code
+    client, /, wrong, code
 ):
-    client = await stage.client()
-    await client.topic("T")
     await prepare(client)
     header = DecideTransaction("U1", "commit", "ops", "the ledger has it")
     for name, value in wrong.items():
@@ -422,8 +392,7 @@ async def test_a_decision_by_hand_without_operator_reason_or_decision_is_refused
 @pytest.mark.parametrize(("decision", "late", "code"), [("commit", 12, 200), ("rollback", 8, 201)])
 @run_by(in_lives, DURABLE)
 async def test_a_decision_by_hand_is_final_and_survives_a_kill(life, /, decision, late, code):
-    client = await life.client()
-    await client.topic("T")
+    client = await life.client(topic="T")
     half = await prepare(client)
     header = DecideTransaction(half.offset_id, decision, "ops", "x" * 1019)
     await client.ok(RequestCode.DECIDE_TRANSACTION, header)
@@ -431,8 +400,7 @@ async def test_a_decision_by_hand_is_final_and_survives_a_kill(life, /, decision
     assert await end(client, half, late) == code
     assert await client.code_of(RequestCode.DECIDE_TRANSACTION, header) == 22
 
-    await life.kill()
-    await life.start()
+    await life.kill_and_start()
     client = await life.client()
     assert await end(client, half, late) == code
     assert len((await client.pull("T")).records) == (decision == "commit")
@@ -441,10 +409,8 @@ async def test_a_decision_by_hand_is_final_and_survives_a_kill(life, /, decision
     assert last.property_map()["TXMQ_SOURCE"] == "OPERATOR"
 
 
-@run_by(in_lives, DURABLE)
-async def test_two_operators_that_decide_at_once_get_one_decision(life, /):
-    client = await life.client()
-    await client.topic("T")
+@run_by(client_in_lives, DURABLE, topic="T")
+async def test_two_operators_that_decide_at_once_get_one_decision(client, /):
     await prepare(client)
     both = [
         client.asking(RequestCode.DECIDE_TRANSACTION, DecideTransaction("U1", what, who, "why"))
@@ -461,17 +427,13 @@ async def test_two_operators_that_decide_at_once_get_one_decision(life, /):
 
 @run_by(in_lives, DURABLE)
 async def test_no_end_is_answered_before_the_decision_is_durable(life, /):
-    client, other = await life.client(), await life.client()
-    await client.topic("T")
+    client, other = await life.client(topic="T"), await life.client()
     half = await prepare(client)
     life.disk.slow_sync(3.0)
     first = ending(client, half, COMMIT)
     await life.passes(1.0)
-    later = [
-        ending(client, half, COMMIT),
-        ending(other, half, ROLLBACK),
-        ending(other, half, COMMIT),
-    ]
+    asked = [(client, COMMIT), (other, ROLLBACK), (other, COMMIT)]
+    later = [ending(who, half, what) for who, what in asked]
     await life.passes(1.0)
     assert not any(each.done() for each in [first, *later])
     assert (await other.pull("T")).bodies == []
@@ -489,8 +451,7 @@ async def test_no_end_is_answered_before_the_decision_is_durable(life, /):
 @run_by(in_lives, DURABLE)
 async def test_no_operator_is_answered_before_the_decision_is_durable(life, /):
     """A power cut, or the next leader, may still take it back."""
-    client, other = await life.client(), await life.client()
-    await client.topic("T")
+    client, other = await life.client(topic="T"), await life.client()
     half = await prepare(client)
     life.disk.slow_sync(3.0)
     first = ending(client, half, COMMIT)
@@ -516,17 +477,13 @@ async def test_no_operator_is_answered_before_the_decision_is_durable(life, /):
 
 @run_by(in_lives, DURABLE)
 async def test_a_failed_write_of_a_decision_refuses_all_ends_that_waited_for_it(life, /):
-    client, other = await life.client(), await life.client()
-    await client.topic("T")
+    client, other = await life.client(topic="T"), await life.client()
     half = await prepare(client)
     life.disk.slow_sync(3.0)
     earlier = client.asking(RequestCode.SEND_MESSAGE, preparing(unique="U2"), body=b"half")
     await life.passes(1.0)
-    asked = [
-        ending(client, half, COMMIT),
-        ending(client, half, COMMIT),
-        ending(other, half, ROLLBACK),
-    ]
+    ends = [(client, COMMIT), (client, COMMIT), (other, ROLLBACK)]
+    asked = [ending(who, half, what) for who, what in ends]
     await life.passes(1.0)
     assert not any(answer.done() for answer in asked)
     life.disk.fail_writes()
@@ -548,8 +505,7 @@ async def test_a_repeated_end_does_not_succeed_by_a_decision_whose_write_failed(
     # The second END begins its own turn, and so starts the write of the first.
     monkeypatch.setattr(flusher, "SPAN_BYTES_MAX", 16)
 
-    client = await life.client()
-    await client.topic("T")
+    client = await life.client(topic="T")
     half = await prepare(client)
     life.disk.fail_writes(1)
 
@@ -562,9 +518,7 @@ async def test_a_repeated_end_does_not_succeed_by_a_decision_whose_write_failed(
 
 @run_by(in_world, quick())
 async def test_the_immunity_time_of_a_decided_transaction_is_forgotten(stage, /):
-    client = await stage.client()
-    await client.topic("T")
-    await client.beat(producers=[GROUP])
+    client = await producer(stage, topic="T")
     kept = await prepare(client, unique="kept", CHECK_IMMUNITY_TIME_IN_SECONDS="150")
     for number in range(50):
         half = await prepare(
@@ -585,10 +539,8 @@ async def test_the_immunity_time_of_a_decided_transaction_is_forgotten(stage, /)
     assert request.read(CheckState).commit_log_offset == kept.position
 
 
-@run_by(in_world, quick())
-async def test_a_group_without_producers_is_forgotten_with_its_last_transaction(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(in_world_with_client, quick(), topic="T")
+async def test_a_group_without_producers_is_forgotten_with_its_last_transaction(stage, client, /):
     halves = [await prepare(client, unique=f"U{number}", group=f"G{number}") for number in range(9)]
     await stage.passes(3)
     assert len(stage.broker._checker.checks.stranded) == 9
@@ -599,10 +551,8 @@ async def test_a_group_without_producers_is_forgotten_with_its_last_transaction(
     assert stage.broker._checker.checks.stranded == {}
 
 
-@run_by("serve")
-async def test_an_id_used_for_another_topic_is_refused_also_after_the_decision(stage, /):
-    client = await stage.client()
-    await client.topic("T")
+@run_by(with_client, topic="T")
+async def test_an_id_used_for_another_topic_is_refused_also_after_the_decision(client, /):
     await client.topic("T2")
     assert await end(client, await prepare(client), ROLLBACK) == 0
     header = sending("T2", TRAN_MSG="true", PGROUP=GROUP, UNIQ_KEY="U1")
@@ -611,9 +561,8 @@ async def test_an_id_used_for_another_topic_is_refused_also_after_the_decision(s
     assert await client.code_of(RequestCode.SEND_MESSAGE, header, body=b"half") == 13
 
 
-@run_by("serve")
-async def test_an_end_for_an_empty_half_queue_is_refused_with_the_reason(stage, /):
-    client = await stage.client()
+@run_by(with_client)
+async def test_an_end_for_an_empty_half_queue_is_refused_with_the_reason(client, /):
     asked = [client.asking(37, EndTransaction("P", 0, 0, COMMIT, False, "U")) for _ in range(2)]
     for answer in await asyncio.gather(*asked):
         assert answer.remark == "the half queue has no message at offset 0"

@@ -24,11 +24,14 @@ from tests.unit.handlers.transaction_stage import (
     ROLLBACK,
     UNKNOWN,
     checks_heard,
+    client_in_lives,
     end,
     ending,
     in_lives,
+    in_lives_with_client,
     prepare,
     preparing,
+    producer,
     quick,
     stay,
 )
@@ -50,13 +53,7 @@ from txmq_broker.services import checker
 from txmq_broker.store import half_store
 
 HOUR = 3600.0
-
-
-async def producer(life, name=None, *groups):
-    """A client that has registered its producer groups."""
-    client = await life.client(name)
-    await client.beat(producers=groups or [GROUP])
-    return client
+SMALL = SmallStore(flush="sync", segment_size=kib(2), checkpoint_every=kib(1))
 
 
 async def opened(client, state=""):
@@ -110,8 +107,7 @@ async def test_a_second_commit_stores_nothing_a_second_time(life, /):
 async def test_a_late_end_does_not_undo_the_decision_of_a_check(
     life, /, checked, late, code, bodies
 ):
-    client = await producer(life)
-    await client.topic("T")
+    client = await producer(life, topic="T")
     half = await prepare(client)
     await client.heard(CHECK)
     assert await end(client, half, checked, is_check=True) == 0
@@ -130,8 +126,7 @@ async def test_a_late_end_does_not_undo_the_decision_of_a_check(
 async def test_a_check_that_is_answered_after_the_decision_changes_nothing(
     life, /, decided, checked, code
 ):
-    client = await producer(life)
-    await client.topic("T")
+    client = await producer(life, topic="T")
     half = await prepare(client)
     await client.heard(CHECK)
     assert await end(client, half, decided) == 0
@@ -162,10 +157,8 @@ async def test_two_producers_that_answer_one_check_differently_get_one_decision(
 
 
 @pytest.mark.fault("M3")
-@run_by(in_lives, DURABLE)
-async def test_an_end_before_its_half_message_is_known_is_refused_and_works_later(life, /):
-    client = await life.client()
-    await client.topic("T")
+@run_by(in_lives_with_client, DURABLE, topic="T")
+async def test_an_end_before_its_half_message_is_known_is_refused_and_works_later(life, client, /):
     await prepare(client, unique="earlier")
     life.disk.slow_sync(5.0)
     arriving = client.asking(RequestCode.SEND_MESSAGE, preparing(), body=b"half")
@@ -188,8 +181,7 @@ async def test_an_end_before_its_half_message_is_known_is_refused_and_works_late
 
 @run_by(in_lives)
 async def test_a_one_way_end_works_like_any_other(life, /):
-    client = await producer(life)
-    await client.topic("T")
+    client = await producer(life, topic="T")
     half = await prepare(client)
     told = [ending(client, half, what, oneway=True) for what in (COMMIT, COMMIT, ROLLBACK)]
     await life.passes(0.5)
@@ -201,8 +193,7 @@ async def test_a_one_way_end_works_like_any_other(life, /):
 @pytest.mark.fault("N1")
 @run_by(in_lives, quick())
 async def test_a_check_replaces_a_one_way_end_that_was_lost(life, /):
-    client = await producer(life)
-    await client.topic("T")
+    client = await producer(life, topic="T")
     half = await prepare(client)
     life.world.network.partition("client-1", "server")
     ending(client, half, COMMIT, oneway=True)
@@ -222,10 +213,8 @@ async def test_a_check_replaces_a_one_way_end_that_was_lost(life, /):
 
 @pytest.mark.parametrize("is_indexed", [True, False])
 @pytest.mark.parametrize("is_killed", [True, False])
-@run_by(in_lives, DURABLE)
-async def test_an_end_works_after_the_broker_restarted(life, /, is_killed, is_indexed):
-    client = await life.client()
-    await client.topic("T")
+@run_by(in_lives_with_client, DURABLE, topic="T")
+async def test_an_end_works_after_the_broker_restarted(life, client, /, is_killed, is_indexed):
     decided = await prepare(client, unique="C")
     undone = await prepare(client, unique="R")
     open_one, open_two = [await prepare(client, unique=each) for each in "AB"]
@@ -250,16 +239,13 @@ async def test_an_end_works_after_the_broker_restarted(life, /, is_killed, is_in
     assert [each.queue_offset for each in found] == [0, 1]
 
 
-@run_by(in_lives, DURABLE)
+@run_by(in_lives_with_client, DURABLE, topic="T")
 async def test_a_half_message_sent_again_after_decision_and_restart_is_the_same_transaction(
-    life, /
+    life, client, /
 ):
-    client = await life.client()
-    await client.topic("T")
     first = await prepare(client)
     assert await end(client, first, ROLLBACK) == 0
-    await life.kill()
-    await life.start()
+    await life.kill_and_start()
     client = await life.client()
 
     again = await prepare(client)
@@ -273,8 +259,7 @@ async def test_a_half_message_sent_again_after_decision_and_restart_is_the_same_
 async def test_an_end_for_a_reused_id_decides_only_the_transaction_it_names(life, /, monkeypatch):
     monkeypatch.setattr(half_store, "RECENT_TRANSACTIONS", 2)
 
-    client = await life.client()
-    await client.topic("T")
+    client = await life.client(topic="T")
     first = await prepare(client)
     assert await end(client, first, ROLLBACK) == 0
     for unique in "ABC":  # After these, only a search finds the first.
@@ -294,7 +279,10 @@ async def test_an_end_for_a_reused_id_decides_only_the_transaction_it_names(life
 @pytest.mark.fault("P9")
 @pytest.mark.parametrize("loss", [None, Loss.PAGES], ids=["killed", "power lost"])
 @pytest.mark.parametrize("step", ["stage the half message", "write the span"])
-def test_a_half_message_lost_in_a_crash_can_be_sent_again_and_is_stored_once(step, loss):
+@run_by(in_lives, DURABLE)
+async def test_a_half_message_lost_in_a_crash_can_be_sent_again_and_is_stored_once(
+    life, /, step, loss
+):
     armed = []
 
     def die(label):
@@ -302,42 +290,34 @@ def test_a_half_message_lost_in_a_crash_can_be_sent_again_and_is_stored_once(ste
             server = armed.pop()
             server.kill() if loss is None else server.crash(loss)
 
-    async def main(life):
-        client = await life.client()
-        await client.topic("T")
-        await prepare(client, unique="earlier")
-        armed.append(life.server)
-        with pytest.raises(TransportError):
-            await client.connection.ask(
-                RequestCode.SEND_MESSAGE, preparing(), body=b"half", timeout_s=5.0
-            )
-        assert armed == []
-        await life.gone()
-        await life.start()
-        client = await life.client()
-        assert list(await opened(client)) == ["earlier"]
+    client = await life.client(topic="T")
+    await prepare(client, unique="earlier")
+    armed.append(life.server)
+    with watched(die), pytest.raises(TransportError):
+        await client.connection.ask(
+            RequestCode.SEND_MESSAGE, preparing(), body=b"half", timeout_s=5.0
+        )
+    assert armed == []
+    await life.gone()
+    await life.start()
+    client = await life.client()
+    assert list(await opened(client)) == ["earlier"]
 
-        first, again = await prepare(client), await prepare(client)
+    first, again = await prepare(client), await prepare(client)
 
-        assert (again.offset, again.position) == (first.offset, first.position)
-        assert sorted(await opened(client)) == ["U1", "earlier"]
-        assert await client.max_offset(HALVES) == 2
-        assert await end(client, again, COMMIT) == 0
-        assert (await client.pull("T")).bodies == [b"half"]
-
-    with watched(die):
-        in_lives(main, DURABLE)
+    assert (again.offset, again.position) == (first.offset, first.position)
+    assert sorted(await opened(client)) == ["U1", "earlier"]
+    assert await client.max_offset(HALVES) == 2
+    assert await end(client, again, COMMIT) == 0
+    assert (await client.pull("T")).bodies == [b"half"]
 
 
 @pytest.mark.fault("P11", "M6")
-@run_by(in_lives, DURABLE)
-async def test_a_half_message_sent_again_after_a_restart_is_the_same_transaction(life, /):
-    client = await life.client()
-    await client.topic("T")
+@run_by(in_lives_with_client, DURABLE, topic="T")
+async def test_a_half_message_sent_again_after_a_restart_is_the_same_transaction(life, client, /):
     open_one, decided = [await prepare(client, unique=each) for each in "AB"]
     assert await end(client, decided, ROLLBACK) == 0
-    await life.kill()
-    await life.start()
+    await life.kill_and_start()
     client = await life.client()
     again = [await prepare(client, unique=each) for each in "AB"]
     assert [each.offset for each in again] == [open_one.offset, decided.offset]
@@ -350,8 +330,7 @@ async def test_a_half_message_sent_again_after_a_restart_is_the_same_transaction
 
 @run_by(in_lives, quick())
 async def test_decided_transactions_are_never_checked(life, /):
-    client = await producer(life)
-    await client.topic("T")
+    client = await producer(life, topic="T")
     halves = await asyncio.gather(*[prepare(client, unique=f"U{number}") for number in range(200)])
     ends = await asyncio.gather(*[end(client, half, COMMIT) for half in halves])
     assert set(ends) == {0}
@@ -364,16 +343,13 @@ async def test_decided_transactions_are_never_checked(life, /):
 
 @run_by(in_lives, quick(check_max=100))
 async def test_an_end_after_many_checks_stops_the_checks(life, /):
-    client = await producer(life)
-    await client.topic("T")
+    client = await producer(life, topic="T")
     half = await prepare(client)
     for times in range(1, 6):
         request = await client.heard(CHECK)
         shown = request.read(CheckState)
-        assert (shown.tran_state_table_offset, shown.commit_log_offset) == (
-            half.offset,
-            half.position,
-        )
+        place = (shown.tran_state_table_offset, shown.commit_log_offset)
+        assert place == (half.offset, half.position)
         told = records.unpack(request.body)[0].property_map()
         assert told["TRANSACTION_CHECK_TIMES"] == str(times)
         assert await end(client, half, UNKNOWN, is_check=True) == 0
@@ -389,13 +365,11 @@ async def test_an_end_after_many_checks_stops_the_checks(life, /):
 @pytest.mark.fault("P13")
 @run_by(in_lives, quick(DURABLE, check_max=1000))
 async def test_a_commit_before_a_kill_is_neither_checked_nor_delivered_again(life, /):
-    client = await producer(life)
-    await client.topic("T")
+    client = await producer(life, topic="T")
     halves = [await prepare(client, unique=f"U{number}") for number in range(20)]
     for half in halves[:10]:
         assert await end(client, half, COMMIT) == 0
-    await life.kill()
-    await life.start()
+    await life.kill_and_start()
     client = await producer(life)
     await stay(client, 60, GROUP)
     assert set(checks_heard(client)) == {f"U{number}" for number in range(10, 20)}
@@ -404,8 +378,7 @@ async def test_a_commit_before_a_kill_is_neither_checked_nor_delivered_again(lif
 
 @run_by(in_lives, quick(check_interval=60.0))
 async def test_thousands_of_open_transactions_are_checked_within_seconds(life, /):
-    client = await producer(life)
-    await client.topic("T")
+    client = await producer(life, topic="T")
     client.inbox.replies[CHECK] = lambda request: decided(client, request)
     count = 3000
     await asyncio.gather(*[prepare(client, unique=f"U{number}") for number in range(count)])
@@ -416,8 +389,7 @@ async def test_thousands_of_open_transactions_are_checked_within_seconds(life, /
 
 @run_by(in_lives, quick(check_interval=10.0, check_max=1000))
 async def test_reconnects_and_rechecks_do_not_shorten_the_check_interval(life, /):
-    client = await producer(life)
-    await client.topic("T")
+    client = await producer(life, topic="T")
     await prepare(client)
     for _ in range(5):
         await client.heard(CHECK)
@@ -439,8 +411,7 @@ async def test_reconnects_and_rechecks_do_not_shorten_the_check_interval(life, /
 
 @run_by(in_lives, quick())
 async def test_the_check_immunity_time_costs_no_attempt(life, /):
-    client = await producer(life)
-    await client.topic("T")
+    client = await producer(life, topic="T")
     await prepare(client, CHECK_IMMUNITY_TIME_IN_SECONDS="30")
     await stay(client, 29.9, GROUP)
     assert client.heard_nothing()
@@ -454,8 +425,7 @@ async def test_the_check_immunity_time_costs_no_attempt(life, /):
 @pytest.mark.fault("N3")
 @run_by(in_lives, quick())
 async def test_an_hour_without_producers_spends_no_attempt_and_discards_nothing(life, /):
-    client = await producer(life)
-    await client.topic("T")
+    client = await producer(life, topic="T")
     await prepare(client)
     client.close()
     await life.passes(HOUR)
@@ -533,8 +503,7 @@ async def test_checks_to_a_producer_cut_off_by_the_network_cost_no_attempt(life,
 
 @run_by(in_lives, quick(check_interval=10.0, check_max=100))
 async def test_an_unreadable_half_message_does_not_stop_the_checks_of_others(life, /):
-    client = await producer(life)
-    await client.topic("T")
+    client = await producer(life, topic="T")
     halves = [await prepare(client, unique=f"U{number}", body=bytes(1000)) for number in range(5)]
     damage(life, halves[1])
 
@@ -594,11 +563,9 @@ async def test_another_producer_of_the_group_is_checked_when_the_sender_is_silen
 @pytest.mark.fault("P14")
 @run_by(in_lives, quick(DURABLE))
 async def test_after_a_restart_any_producer_of_the_group_is_checked(life, /):
-    client = await producer(life)
-    await client.topic("T")
+    client = await producer(life, topic="T")
     half = await prepare(client)
-    await life.kill()
-    await life.start()
+    await life.kill_and_start()
     other = await producer(life)
     request = await other.heard(CHECK)
     assert request.read(CheckState).commit_log_offset == half.position
@@ -612,8 +579,7 @@ async def test_a_silent_group_does_not_delay_the_checks_of_others(life, /, monke
     monkeypatch.setattr(checker, "CHECKS_PER_PRODUCER_MAX", 4)
 
     silent = [await producer(life, None, "silent") for _ in range(3)]
-    client = await producer(life)
-    await client.topic("T")
+    client = await producer(life, topic="T")
     for number in range(40):
         await prepare(silent[0], unique=f"S{number}", group="silent")
     await life.passes(2.0)
@@ -624,8 +590,7 @@ async def test_a_silent_group_does_not_delay_the_checks_of_others(life, /, monke
 
 @run_by(in_lives, quick())
 async def test_a_group_without_producers_does_not_delay_the_checks_of_others(life, /):
-    client = await producer(life)
-    await client.topic("T")
+    client = await producer(life, topic="T")
     for number in range(300):
         await prepare(client, unique=f"S{number}", group="away")
     await prepare(client)
@@ -658,8 +623,7 @@ async def test_a_half_message_without_a_group_belongs_to_the_group_of_its_sender
 @pytest.mark.parametrize("jump", [HOUR, -HOUR])
 @run_by(in_lives, quick(timeout=10.0, check_interval=10.0))
 async def test_a_jump_of_the_wall_clock_does_not_change_the_times_of_checks(life, /, jump):
-    client = await producer(life)
-    await client.topic("T")
+    client = await producer(life, topic="T")
     half = await prepare(client)
     await life.passes(5.0)
     life.clock.jump(jump)
@@ -680,8 +644,7 @@ async def test_a_jump_of_the_wall_clock_does_not_change_the_times_of_checks(life
 @pytest.mark.parametrize("days", [1, -1])
 @run_by(in_lives, quick())
 async def test_a_producer_whose_clock_is_a_day_off_is_checked_in_time(life, /, days):
-    client = await producer(life)
-    await client.topic("T")
+    client = await producer(life, topic="T")
     await prepare(client, born=life.clock.wall_ms() + days * 86_400_000)
     await life.passes(0.9)
     assert client.heard_nothing()
@@ -692,10 +655,8 @@ async def test_a_producer_whose_clock_is_a_day_off_is_checked_in_time(life, /, d
 # Room
 
 
-@run_by(in_lives, quick(pending_max=2))
-async def test_with_too_many_open_transactions_half_messages_are_refused_but_not_ends(life, /):
-    client = await life.client()
-    await client.topic("T")
+@run_by(client_in_lives, quick(pending_max=2), topic="T")
+async def test_with_too_many_open_transactions_half_messages_are_refused_but_not_ends(client, /):
     first, second = [await prepare(client, unique=unique) for unique in "AB"]
     refused = await client.ask(RequestCode.SEND_MESSAGE, preparing(unique="C"), body=b"half")
     assert refused.code == 2
@@ -714,8 +675,7 @@ async def test_with_too_many_open_transactions_half_messages_are_refused_but_not
 @pytest.mark.fault("S8")
 @run_by(in_lives, DURABLE)
 async def test_a_filling_disk_refuses_half_messages_first_then_sends_but_never_ends(life, /):
-    client = await life.client()
-    await client.topic("T")
+    client = await life.client(topic="T")
     one, two, three = [await prepare(client, unique=unique) for unique in "ABC"]
     used = life.disk.space().used
 
@@ -742,10 +702,8 @@ async def test_a_filling_disk_refuses_half_messages_first_then_sends_but_never_e
     assert await codes() == (0, 0)
 
 
-@run_by(in_lives, DURABLE)
-async def test_ends_are_accepted_while_the_disk_is_too_slow_for_sends(life, /):
-    client = await life.client()
-    await client.topic("T")
+@run_by(in_lives_with_client, DURABLE, topic="T")
+async def test_ends_are_accepted_while_the_disk_is_too_slow_for_sends(life, client, /):
     one, two = [await prepare(client, unique=each) for each in "AB"]
     life.disk.slow_sync(4.0)
     deciding = ending(client, one, COMMIT)
@@ -759,26 +717,21 @@ async def test_ends_are_accepted_while_the_disk_is_too_slow_for_sends(life, /):
 
 
 @pytest.mark.fault("M5")
-def test_an_end_whose_half_message_was_deleted_is_refused_with_the_reason():
-    async def main(life):
-        client = await life.client()
-        await client.topic("T")
-        old = await prepare(client)
-        assert await end(client, old, COMMIT) == 0
-        for number in range(20):
-            await client.send("T", bytes(400))
-            half = await prepare(client, unique=f"N{number}")
-            assert await end(client, half, ROLLBACK) == 0
-        store = life.broker.store
-        assert len(store.checkpoints.completed_files()) > 2
-        store.drop_first_file()
-        for what in (COMMIT, ROLLBACK):
-            refused = await client.ask(RequestCode.END_TRANSACTION, old.end(what))
-            assert refused.code == 4
-            assert "deleted" in refused.remark
-
-    small = SmallStore(flush="sync", segment_size=kib(2), checkpoint_every=kib(1))
-    in_lives(main, replace(SETTINGS, store=small))
+@run_by(in_lives_with_client, replace(SETTINGS, store=SMALL), topic="T")
+async def test_an_end_whose_half_message_was_deleted_is_refused_with_the_reason(life, client, /):
+    old = await prepare(client)
+    assert await end(client, old, COMMIT) == 0
+    for number in range(20):
+        await client.send("T", bytes(400))
+        half = await prepare(client, unique=f"N{number}")
+        assert await end(client, half, ROLLBACK) == 0
+    store = life.broker.store
+    assert len(store.checkpoints.completed_files()) > 2
+    store.drop_first_file()
+    for what in (COMMIT, ROLLBACK):
+        refused = await client.ask(RequestCode.END_TRANSACTION, old.end(what))
+        assert refused.code == 4
+        assert "deleted" in refused.remark
 
 
 # Parked
@@ -800,8 +753,7 @@ def by_its_key(half, _):
 @pytest.mark.parametrize("is_restarted", [False, True])
 @run_by(in_lives, quick(DURABLE))
 async def test_a_parked_transaction_can_be_checked_again(life, /, asks, is_restarted):
-    client = await producer(life)
-    await client.topic("T")
+    client = await producer(life, topic="T")
     half = await prepare(client)
     for _ in range(3):
         await client.heard(CHECK)
@@ -809,8 +761,7 @@ async def test_a_parked_transaction_can_be_checked_again(life, /, asks, is_resta
     await stay(client, 30, GROUP)
     assert client.heard_nothing()
     if is_restarted:
-        await life.kill()
-        await life.start()
+        await life.kill_and_start()
         client = await producer(life)
         await stay(client, 30, GROUP)
         assert client.heard_nothing()
@@ -835,8 +786,7 @@ async def test_a_parked_transaction_can_be_checked_again(life, /, asks, is_resta
 @pytest.mark.parametrize(("what", "bodies"), [(COMMIT, [b"half"]), (ROLLBACK, [])])
 @run_by(in_lives, quick(check_interval=20.0))
 async def test_a_late_end_decides_a_parked_transaction(life, /, what, bodies):
-    client = await producer(life)
-    await client.topic("T")
+    client = await producer(life, topic="T")
     half = await prepare(client)
     await stay(client, 120, GROUP)
     assert (await opened(client))["U1"].state == "parked"
@@ -848,8 +798,7 @@ async def test_a_late_end_decides_a_parked_transaction(life, /, what, bodies):
 
 @run_by(in_lives, quick(check_interval=20.0))
 async def test_a_transaction_whose_parking_failed_is_parked_later(life, /):
-    client = await producer(life)
-    await client.topic("T")
+    client = await producer(life, topic="T")
     await prepare(client)
     life.disk.fail_writes()
     await stay(client, 100, GROUP)
@@ -862,8 +811,7 @@ async def test_a_transaction_whose_parking_failed_is_parked_later(life, /):
 
 @run_by(in_lives, quick(DURABLE, check_max=100))
 async def test_a_transaction_whose_decision_could_not_be_written_is_checked_again(life, /):
-    client = await producer(life)
-    await client.topic("T")
+    client = await producer(life, topic="T")
     half = await prepare(client)
     life.disk.slow_sync(4.0)
     earlier = client.asking(RequestCode.SEND_MESSAGE, preparing(unique="U2"), body=b"half")
@@ -885,8 +833,7 @@ async def test_a_transaction_whose_decision_could_not_be_written_is_checked_agai
 @pytest.mark.parametrize("loss", [Loss.EVERYTHING, Loss.PAGES, Loss.TAIL])
 @run_by(in_lives, quick(DURABLE, check_interval=20.0))
 async def test_a_parked_transaction_survives_a_power_cut(life, /, loss):
-    client = await producer(life)
-    await client.topic("T")
+    client = await producer(life, topic="T")
     half = await prepare(client)
     await stay(client, 120, GROUP)
     assert (await opened(client))["U1"].state == "parked"

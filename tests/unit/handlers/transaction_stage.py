@@ -2,10 +2,18 @@
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 
 from msgspec.structs import replace
 
-from tests.unit.handlers.handler_stage import SETTINGS, STEADY, Client, Inbox, Stage, sending
+from tests.unit.handlers.handler_stage import (
+    SETTINGS,
+    STEADY,
+    Stage,
+    in_world_with_client,
+    sending,
+    with_client,
+)
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import EndTransaction
 from txmq.protocol.record import position_in
@@ -30,6 +38,13 @@ def quick(settings=SETTINGS, **given):
     """Settings with short check intervals."""
     wanted = {"timeout": 1.0, "check_interval": 1.0, "check_max": 3} | given
     return replace(settings, transaction=CheckBackSettings(**wanted))
+
+
+async def producer(life, name=None, *groups, topic=None):
+    """A client that has registered its producer groups, and has created this topic."""
+    client = await life.client(name, topic=topic)
+    await client.beat(producers=groups or [GROUP])
+    return client
 
 
 class Half:
@@ -136,9 +151,18 @@ class Life(Stage):
         self._over.set()
         await self._serving
 
+    async def restart(self):
+        """Let it drain, and start it again."""
+        await self.stop()
+        await self.start()
+
     async def kill(self):
         self.server.kill()
         await self.gone()
+
+    async def kill_and_start(self):
+        await self.kill()
+        await self.start()
 
     async def lose_power(self, loss):
         self.server.crash(loss)
@@ -151,13 +175,10 @@ class Life(Stage):
         if not self.server.is_up:
             self.server.restart()
 
-    async def client(self, name=None, *, address=None):
-        self._clients += 1
-        inbox = Inbox()
-        machine = self.world.machine(f"client-{self._clients}", address)
-        pool = ConnectionPool(machine.network, machine.clock, inbox.serve)
-        connection = await machine.run(pool.connection(self.broker.address))
-        return Client(connection, inbox, name or f"client-{self._clients}")
+    async def _connect(self, service, number, address):
+        machine = self.world.machine(f"client-{number}", address)
+        pool = ConnectionPool(machine.network, machine.clock, service)
+        return await machine.run(pool.connection(self.broker.address))
 
 
 def in_lives(main, settings=SETTINGS, *, within=7200.0):
@@ -171,3 +192,7 @@ def in_lives(main, settings=SETTINGS, *, within=7200.0):
         await life.stop()
 
     world.run(scenario(), timeout=within)
+
+
+client_in_lives = partial(with_client, run=in_lives)
+in_lives_with_client = partial(in_world_with_client, run=in_lives)

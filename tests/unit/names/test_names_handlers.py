@@ -16,11 +16,9 @@ from txmq_broker.names.routes import RouteRegistry
 
 A = "10.0.0.1:10911"
 WHO = {
-    "brokerName": "broker-a",
-    "brokerAddr": A,
-    "clusterName": "DefaultCluster",
-    "brokerId": "0",
-}
+    "brokerName": "broker-a", "brokerAddr": A, "clusterName": "DefaultCluster", "brokerId": "0"
+}  # fmt: skip
+ORDER = {"namespace": "ORDER_TOPIC_CONFIG", "key": "T", "value": "broker-a:4"}
 
 
 class Names:
@@ -79,15 +77,10 @@ def test_a_registered_topic_can_be_found(broker, client):
         ],
         "filterServerTable": {},
         "queueDatas": [
-            {
-                "brokerName": "broker-a",
-                "perm": 6,
-                "readQueueNums": 8,
-                "topicSysFlag": 0,
-                "writeQueueNums": 8,
-            }
+            {"brokerName": "broker-a", "perm": 6, "readQueueNums": 8, "topicSysFlag": 0,
+             "writeQueueNums": 8}
         ],
-    }
+    }  # fmt: skip
 
 
 def test_a_registration_without_orders_is_answered_without_a_body(broker):
@@ -97,19 +90,16 @@ def test_a_registration_without_orders_is_answered_without_a_body(broker):
     assert answer.field_map() == {}
 
 
-def test_a_registration_is_answered_with_all_ordered_topics(names, broker):
-    order = {"namespace": "ORDER_TOPIC_CONFIG", "key": "T", "value": "broker-a:4"}
-    names.peer().ask(Code.PUT_KV_CONFIG, order)
+@pytest.mark.parametrize(
+    ("options", "body"),
+    [({}, b'{"table":{"T":"broker-a:4"}}'), ({"return_order_topic_config_to_broker": False}, b"")],
+    ids=["by default", "switched off"],
+)
+def test_a_registration_is_answered_with_all_ordered_topics_unless_switched_off(options, body):
+    names = Names(**options)
+    names.peer().ask(Code.PUT_KV_CONFIG, ORDER)
 
-    assert register(broker, "T").body == b'{"table":{"T":"broker-a:4"}}'
-
-
-def test_ordered_topics_are_left_out_of_the_answer_when_switched_off():
-    names = Names(return_order_topic_config_to_broker=False)
-    order = {"namespace": "ORDER_TOPIC_CONFIG", "key": "T", "value": "broker-a:4"}
-    names.peer().ask(Code.PUT_KV_CONFIG, order)
-
-    assert register(names.peer(), "T").body == b""
+    assert register(names.peer(), "T").body == body
 
 
 def test_a_replica_that_registers_is_told_the_address_of_its_master(broker, client):
@@ -207,11 +197,8 @@ def test_an_unknown_topic_is_answered_with_code_17(client):
 
 def test_a_route_requested_in_binary_is_answered_in_binary(broker):
     register(broker, "T")
-    answer = broker.ask(
-        Code.GET_ROUTEINFO_BY_TOPIC,
-        {"topic": "T", "acceptStandardJsonOnly": "true"},
-        kind=BINARY,
-    )
+    fields = {"topic": "T", "acceptStandardJsonOnly": "true"}
+    answer = broker.ask(Code.GET_ROUTEINFO_BY_TOPIC, fields, kind=BINARY)
 
     assert (answer.code, answer.kind) == (0, BINARY)
     assert TopicRoute.read(answer.body).queue_datas[0].broker_name == "broker-a"
@@ -220,8 +207,7 @@ def test_a_route_requested_in_binary_is_answered_in_binary(broker):
 @pytest.mark.parametrize(("enabled", "told"), [(True, "broker-a:4"), (False, None)])
 def test_a_route_has_the_order_of_its_topic_only_if_the_option_is_on(enabled, told):
     names = Names(order_message_enable=enabled)
-    order = {"namespace": "ORDER_TOPIC_CONFIG", "key": "T", "value": "broker-a:4"}
-    names.peer().ask(Code.PUT_KV_CONFIG, order)
+    names.peer().ask(Code.PUT_KV_CONFIG, ORDER)
     peer = names.peer()
     register(peer, "T", "U")
 
@@ -235,14 +221,9 @@ def test_a_route_has_the_order_of_its_topic_only_if_the_option_is_on(enabled, to
 def test_clusters_and_their_brokers_are_listed(broker, client):
     register(broker, "T")
 
+    known = {"brokerAddrs": {"0": A}, "brokerName": "broker-a", "cluster": "DefaultCluster"}
     assert json.loads(client.ask(Code.GET_BROKER_CLUSTER_INFO).body) == {
-        "brokerAddrTable": {
-            "broker-a": {
-                "brokerAddrs": {"0": A},
-                "brokerName": "broker-a",
-                "cluster": "DefaultCluster",
-            }
-        },
+        "brokerAddrTable": {"broker-a": known},
         "clusterAddrTable": {"DefaultCluster": ["broker-a"]},
     }
 
@@ -285,10 +266,8 @@ def test_system_topics_are_listed_with_the_address_of_a_master(broker, client):
 
     answer = client.ask(Code.GET_SYSTEM_TOPIC_LIST_FROM_NS)
 
-    assert json.loads(answer.body) == {
-        "topicList": ["DefaultCluster", "broker-a"],
-        "brokerAddr": A,
-    }
+    topics = ["DefaultCluster", "broker-a"]
+    assert json.loads(answer.body) == {"topicList": topics, "brokerAddr": A}
 
 
 def test_unit_topics_are_listed_by_each_of_three_requests(broker, client):
@@ -381,14 +360,11 @@ def test_options_are_read_and_changed(client):
     assert b"orderMessageEnable=true\n" in client.ask(Code.GET_NAMESRV_CONFIG).body
 
 
-def test_an_update_without_options_is_accepted(client):
-    assert client.ask(Code.UPDATE_NAMESRV_CONFIG).code == 0
-
-
-def test_a_forbidden_option_is_answered_with_code_16(client):
-    answer = client.ask(Code.UPDATE_NAMESRV_CONFIG, body=b"kvConfigPath=/etc/passwd")
-
-    assert answer.code == 16
+@pytest.mark.parametrize(
+    ("body", "code"), [(b"", 0), (b"kvConfigPath=/etc/passwd", 16)], ids=["nothing", "forbidden"]
+)
+def test_an_update_without_options_is_accepted_and_a_forbidden_one_refused(client, body, code):
+    assert client.ask(Code.UPDATE_NAMESRV_CONFIG, body=body).code == code
 
 
 @pytest.mark.parametrize("code", [Code.SEND_MESSAGE, Code.HEART_BEAT, 4711])

@@ -18,6 +18,12 @@ def known(*topics, **given):
     return table
 
 
+@pytest.fixture
+def table():
+    """What a name server knows after a broker-a at A has registered topic T."""
+    return known("T")
+
+
 def queues(table, topic):
     return {queue.broker_name: queue for queue in table.route(topic).queue_datas}
 
@@ -69,8 +75,7 @@ def test_the_same_broker_and_its_replicas_can_register_under_its_name(first, sec
     assert claim(first, second) == found
 
 
-def test_a_replica_of_a_stock_set_can_become_master_while_the_old_one_is_known():
-    table = known("T")
+def test_a_replica_of_a_stock_set_can_become_master_while_the_old_one_is_known(table):
     table.register(registration(number=1, address=B), offer("T"), THERE, 0.0)
     table.register(registration(address=B), offer("T"), THERE, 0.0)
     assert addresses(table, "T") == {"broker-a": {0: B}}
@@ -119,8 +124,7 @@ def test_an_unknown_topic_is_refused_rather_than_answered_empty():
         RouteRegistry().route("T")
 
 
-def test_a_route_has_all_brokers_of_its_topic():
-    table = known("T")
+def test_a_route_has_all_brokers_of_its_topic(table):
     table.register(registration("broker-b", address=B), offer("T"), HERE, 0.0)
 
     assert addresses(table, "T") == {"broker-a": {0: A}, "broker-b": {0: B}}
@@ -136,8 +140,7 @@ def test_replicas_of_a_route_are_sorted_by_their_ids():
     assert list(addresses(table, "T")["broker-a"]) == [0, 1, 2]
 
 
-def test_a_returned_route_does_not_change_afterwards():
-    table = known("T")
+def test_a_returned_route_does_not_change_afterwards(table):
     route = table.route("T")
 
     whole(table.forbid_writing("broker-a"))
@@ -148,25 +151,17 @@ def test_a_returned_route_does_not_change_afterwards():
 # Registering
 
 
-def test_topics_of_a_known_version_are_not_applied_again():
+@pytest.mark.parametrize(
+    ("counter", "perm", "topics"), [(1, 4, ["T"]), (2, 6, ["T", "U"])], ids=["known", "new"]
+)
+def test_only_topics_of_a_new_version_are_applied(table, counter, perm, topics):
     """A broker registers every 30 s; changes of an operator in between must stay."""
-    table = known("T")
     whole(table.forbid_writing("broker-a"))
 
-    table.register(registration(), offer("T", "U"), HERE, 30.0)
+    table.register(registration(), offer("T", "U", counter=counter), HERE, 30.0)
 
-    assert queues(table, "T")["broker-a"].perm == 4
-    with pytest.raises(TopicNotFound):
-        table.route("U")
-
-
-def test_topics_of_a_new_version_are_applied():
-    table = known("T")
-    whole(table.forbid_writing("broker-a"))
-
-    table.register(registration(), offer("T", counter=2), HERE, 30.0)
-
-    assert queues(table, "T")["broker-a"].perm == 6
+    assert queues(table, "T")["broker-a"].perm == perm
+    assert table.topics().topic_list == topics
 
 
 def test_registered_topics_are_merged_and_not_replaced():
@@ -199,8 +194,7 @@ def test_the_topics_of_a_replica_are_not_applied():
         table.route("T")
 
 
-def test_a_replica_is_told_where_its_master_is():
-    table = known("T")
+def test_a_replica_is_told_where_its_master_is(table):
     answer = table.register(registration(number=1, address=B), offer(), HERE, 0.0)
 
     assert (answer.master_addr, answer.ha_server_addr) == (A, "10.0.0.1:10912")
@@ -216,9 +210,8 @@ def test_no_master_is_reported_to_a_master_or_a_replica_without_one():
         assert (answer.master_addr, answer.ha_server_addr) == (None, None)
 
 
-def test_a_replica_that_becomes_master_gives_up_its_old_id():
+def test_a_replica_that_becomes_master_gives_up_its_old_id(table):
     """One address has one id, or clients would read from a replica that does not exist."""
-    table = known("T")
     table.register(registration(number=1, address=B), offer("T", counter=5), HERE, 0.0)
 
     table.register(registration(number=0, address=B), offer("T", "U", counter=5), HERE, 1.0)
@@ -227,9 +220,7 @@ def test_a_replica_that_becomes_master_gives_up_its_old_id():
     assert table.route("U")
 
 
-def test_a_master_at_a_new_address_replaces_the_old_one():
-    table = known("T")
-
+def test_a_master_at_a_new_address_replaces_the_old_one(table):
     table.register(registration(address=B), offer("U"), HERE, 1.0)
 
     assert addresses(table, "T") == {"broker-a": {0: B}}
@@ -238,9 +229,7 @@ def test_a_master_at_a_new_address_replaces_the_old_one():
     )
 
 
-def test_a_broker_that_moves_to_another_cluster_is_found_there():
-    table = known("T")
-
+def test_a_broker_that_moves_to_another_cluster_is_found_there(table):
     table.register(registration(cluster="Other"), offer("T"), HERE, 1.0)
 
     assert table.clusters().cluster_addr_table == {"Other": ["broker-a"]}
@@ -272,9 +261,7 @@ def test_one_broker_too_many_is_refused(monkeypatch):
 # Leaving
 
 
-def test_a_broker_silent_for_two_minutes_is_forgotten():
-    table = known("T")
-
+def test_a_broker_silent_for_two_minutes_is_forgotten(table):
     assert table.expire(120.0) == []
     assert [broker.address for broker in table.expire(120.1)] == [A]
     with pytest.raises(TopicNotFound):
@@ -282,25 +269,22 @@ def test_a_broker_silent_for_two_minutes_is_forgotten():
     assert table.clusters().cluster_addr_table == {}
 
 
-def test_registering_again_restarts_the_two_minutes():
-    table = known("T")
-
-    table.register(registration(), offer("T"), HERE, 100.0)
+@pytest.mark.parametrize(
+    "renew",
+    [
+        lambda table: table.register(registration(), offer("T"), HERE, 100.0),
+        lambda table: table.refresh("broker-a", A, 100.0),
+    ],
+    ids=["registering again", "a heartbeat"],
+)
+def test_registering_again_or_a_heartbeat_restarts_the_two_minutes(table, renew):
+    renew(table)
 
     assert table.expire(220.0) == []
     assert len(table.expire(220.1)) == 1
 
 
-def test_a_heartbeat_restarts_the_two_minutes():
-    table = known("T")
-
-    table.refresh("broker-a", A, 100.0)
-
-    assert table.expire(220.0) == []
-
-
-def test_a_heartbeat_does_not_register_a_broker():
-    table = known("T")
+def test_a_heartbeat_does_not_register_a_broker(table):
     table.refresh("broker-b", A, 1.0)
     table.refresh("broker-a", B, 1.0)
 
@@ -316,8 +300,7 @@ def test_a_broker_can_set_its_own_timeout(millis, seconds):
     assert len(table.expire(seconds + 0.1)) == 1
 
 
-def test_a_closed_connection_unregisters_its_brokers():
-    table = known("T")
+def test_a_closed_connection_unregisters_its_brokers(table):
     table.register(registration("broker-b", address=B), offer("T"), "another", 0.0)
 
     assert [broker.address for broker in table.disconnect(HERE)] == [A]
@@ -325,18 +308,16 @@ def test_a_closed_connection_unregisters_its_brokers():
     assert list(queues(table, "T")) == ["broker-b"]
 
 
-def test_closing_the_old_connection_of_a_broker_does_not_unregister_it():
+def test_closing_the_old_connection_of_a_broker_does_not_unregister_it(table):
     """It came back over a new connection before the old one was noticed to be dead."""
-    table = known("T")
     table.register(registration(), offer("T"), "another", 1.0)
 
     assert table.disconnect(HERE) == []
     assert addresses(table, "T") == {"broker-a": {0: A}}
 
 
-def test_topics_stay_while_a_replica_lives():
+def test_topics_stay_while_a_replica_lives(table):
     """Consumers go on reading from it."""
-    table = known("T")
     table.register(registration(number=1, address=B), offer(), "another", 0.0)
 
     table.disconnect(HERE)
@@ -346,25 +327,21 @@ def test_topics_stay_while_a_replica_lives():
     assert table.topics().topic_list == []
 
 
-def test_a_broker_can_unregister():
-    table = known("T")
-
+def test_a_broker_can_unregister(table):
     assert [broker.address for broker in table.unregister("broker-a", A)] == [A]
     assert table.topics().topic_list == []
 
 
-def test_a_late_unregistration_does_not_remove_the_successor():
+def test_a_late_unregistration_does_not_remove_the_successor(table):
     """Another broker has the id by then; only the address tells which one leaves."""
-    table = known("T")
     table.register(registration(address=B), offer("T"), HERE, 1.0)
 
     assert table.unregister("broker-a", A) == []
     assert addresses(table, "T") == {"broker-a": {0: B}}
 
 
-def test_a_broker_that_registers_again_restores_its_topics():
+def test_a_broker_that_registers_again_restores_its_topics(table):
     """It is no longer known, so there is no version to compare with."""
-    table = known("T")
     table.unregister("broker-a", A)
 
     table.register(registration(), offer("T"), HERE, 1.0)
@@ -375,9 +352,7 @@ def test_a_broker_that_registers_again_restores_its_topics():
 # What version of its topics a broker registered
 
 
-def test_the_data_version_of_a_broker_is_found_by_its_address():
-    table = known("T")
-
+def test_the_data_version_of_a_broker_is_found_by_its_address(table):
     assert table.version("broker-a", A) == DataVersion(timestamp=1, counter=1)
     assert table.version("broker-a", B) is None
     assert table.version("broker-b", A) is None
@@ -386,18 +361,14 @@ def test_the_data_version_of_a_broker_is_found_by_its_address():
 # Topics that are added without their broker
 
 
-def test_a_topic_can_be_added_for_known_brokers():
-    table = known("T")
-
+def test_a_topic_can_be_added_for_known_brokers(table):
     table.add_topic("S", [QueueRoute("broker-a", 1, 1, 6)])
     table.add_topic("S", [QueueRoute("broker-a", 2, 2, 6)])
 
     assert queues(table, "S")["broker-a"].read_queue_nums == 2
 
 
-def test_adding_a_topic_stops_at_the_first_unknown_broker():
-    table = known("T")
-
+def test_adding_a_topic_stops_at_the_first_unknown_broker(table):
     table.add_topic("S", [QueueRoute("broker-x", 1, 1, 6), QueueRoute("broker-a", 1, 1, 6)])
 
     assert table.topics().topic_list == ["T"]
@@ -458,8 +429,7 @@ def test_topics_are_listed_by_the_flag_of_their_first_broker():
     assert table.topics_by_flag(lambda flag: bool(flag & 1)).topic_list == ["T"]
 
 
-def test_members_are_the_replicas_of_a_name():
-    table = known("T")
+def test_members_are_the_replicas_of_a_name(table):
     table.register(registration(number=1, address=B), offer(), HERE, 0.0)
 
     assert table.members("DefaultCluster", "broker-a").broker_addrs == {0: A, 1: B}
@@ -477,21 +447,19 @@ def test_removing_write_permission_affects_all_topics_of_one_broker():
     assert queues(table, "U")["broker-b"].perm == 6
 
 
-def test_removing_write_permission_keeps_the_other_permissions():
-    """TBW102 must stay inheritable, or no topic could be created from it."""
+@pytest.mark.parametrize(
+    ("change", "perm"),
+    [(RouteRegistry.forbid_writing, 5), (RouteRegistry.allow_writing, 6)],
+    ids=["removed", "restored as in RocketMQ, whatever it was"],
+)
+def test_removing_write_permission_keeps_the_others_and_restoring_it_sets_read_and_write(
+    change, perm
+):
+    """TBW102 must stay inheritable without it, or no topic could be created from it."""
     table = known("TBW102", perm=7)
 
-    whole(table.forbid_writing("broker-a"))
-
-    assert queues(table, "TBW102")["broker-a"].perm == 5
-
-
-def test_restoring_write_permission_sets_read_and_write_only():
-    """RocketMQ sets 6, whatever the permission was before."""
-    table = known("TBW102", perm=7)
-
-    assert whole(table.allow_writing("broker-a")) == 1
-    assert queues(table, "TBW102")["broker-a"].perm == 6
+    assert whole(change(table, "broker-a")) == 1
+    assert queues(table, "TBW102")["broker-a"].perm == perm
 
 
 def test_a_topic_is_deleted_everywhere():
@@ -515,8 +483,7 @@ def test_a_topic_is_deleted_at_one_cluster():
     assert table.topics().topic_list == ["T", "V"]
 
 
-def test_a_deleted_topic_stays_deleted_until_its_broker_has_a_new_version():
-    table = known("T")
+def test_a_deleted_topic_stays_deleted_until_its_broker_has_a_new_version(table):
     table.delete_topic("T")
 
     table.register(registration(), offer("T"), HERE, 1.0)

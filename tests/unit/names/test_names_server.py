@@ -39,6 +39,7 @@ class World:
 
     def __init__(self, disk=None):
         self.network = MemoryNetwork()
+        self.disk = disk
         self.clock = LoopClock()
         self.server = NameServer(self.network, self.clock, disk)
         self._pools = []
@@ -59,6 +60,16 @@ class World:
         return await self._pools[-1].connection(f"{PLACE[0]}:{PLACE[1]}")
 
 
+def with_server(main, disk=lambda: None):
+    """Run a coroutine function of a :class:`World`, on a disk of its own."""
+
+    async def serve():
+        async with World(disk()) as world:
+            await main(world)
+
+    in_world(serve)
+
+
 async def ask(peer, code, header=None, **given):
     return await peer.request(code, header, timeout_s=3.0, **given)
 
@@ -67,80 +78,79 @@ async def route(peer):
     return await ask(peer, Code.GET_ROUTEINFO_BY_TOPIC, {"topic": "T"})
 
 
-@run_by(in_world)
-async def test_a_broker_registers_and_a_client_finds_it():
-    async with World() as world:
-        broker, client = await world.peer(), await world.peer()
-        await ask(broker, Code.REGISTER_BROKER, registration(), body=BODY)
+@run_by(with_server)
+async def test_a_broker_registers_and_a_client_finds_it(world, /):
+    broker, client = await world.peer(), await world.peer()
+    await ask(broker, Code.REGISTER_BROKER, registration(), body=BODY)
 
-        found = TopicRoute.read((await route(client)).body)
+    found = TopicRoute.read((await route(client)).body)
 
-        assert found.broker_datas[0].broker_addrs == {0: "10.0.0.1:10911"}
-
-
-@run_by(in_world)
-async def test_a_closed_connection_unregisters_its_broker_at_once():
-    async with World() as world:
-        broker, client = await world.peer(), await world.peer()
-        await ask(broker, Code.REGISTER_BROKER, registration(), body=BODY)
-        before = world.clock.monotonic()
-
-        broker.close()
-        await ask(client, Code.GET_BROKER_CLUSTER_INFO)  # the end of the other one arrives first
-        with pytest.raises(TopicNotFound):
-            await route(client)
-
-        assert world.clock.monotonic() == before
+    assert found.broker_datas[0].broker_addrs == {0: "10.0.0.1:10911"}
 
 
-@run_by(in_world)
-async def test_a_silent_broker_is_removed_at_the_first_sweep_after_its_timeout():
-    """Its connection stays: the broker's timeout is 20 s, that of a connection is 120 s."""
-    async with World() as world:
-        broker, client = await world.peer(), await world.peer()
-        who = registration(heartbeat_timeout_millis=20_000)
-        await ask(broker, Code.REGISTER_BROKER, who, body=BODY)
+@run_by(with_server)
+async def test_a_closed_connection_unregisters_its_broker_at_once(world, /):
+    broker, client = await world.peer(), await world.peer()
+    await ask(broker, Code.REGISTER_BROKER, registration(), body=BODY)
+    before = world.clock.monotonic()
 
-        await asyncio.sleep(19.9)
+    broker.close()
+    await ask(client, Code.GET_BROKER_CLUSTER_INFO)  # the end of the other one arrives first
+    with pytest.raises(TopicNotFound):
         await route(client)
-        await asyncio.sleep(5.2)
-        with pytest.raises(TopicNotFound):
-            await route(client)
 
-        assert broker.is_open
+    assert world.clock.monotonic() == before
+
+
+@run_by(with_server)
+async def test_a_silent_broker_is_removed_at_the_first_sweep_after_its_timeout(world, /):
+    """Its connection stays: the broker's timeout is 20 s, that of a connection is 120 s."""
+    broker, client = await world.peer(), await world.peer()
+    who = registration(heartbeat_timeout_millis=20_000)
+    await ask(broker, Code.REGISTER_BROKER, who, body=BODY)
+
+    await asyncio.sleep(19.9)
+    await route(client)
+    await asyncio.sleep(5.2)
+    with pytest.raises(TopicNotFound):
+        await route(client)
+
+    assert broker.is_open
+
+
+@run_by(with_server)
+async def test_a_broker_that_registers_every_30_seconds_stays(world, /):
+    broker = await world.peer()
+    for _ in range(20):
+        await ask(broker, Code.REGISTER_BROKER, registration(), body=BODY)
+        await asyncio.sleep(30.0)
+
+    await route(broker)
+
+
+ENTRY = {"namespace": "N", "key": "k", "value": "v"}
+
+
+async def disk_with_a_value_and_an_option():
+    disk = MemoryDisk()
+    async with World(disk) as world:
+        peer = await world.peer()
+        await ask(peer, Code.PUT_KV_CONFIG, ENTRY)
+        await ask(peer, Code.UPDATE_NAMESRV_CONFIG, body=b"orderMessageEnable=true")
+    return disk
 
 
 @run_by(in_world)
-async def test_a_broker_that_registers_every_30_seconds_stays():
-    async with World() as world:
-        broker = await world.peer()
-        for _ in range(20):
-            await ask(broker, Code.REGISTER_BROKER, registration(), body=BODY)
-            await asyncio.sleep(30.0)
+async def test_key_values_and_options_survive_a_restart():
+    disk = await disk_with_a_value_and_an_option()
 
-        await route(broker)
-
-
-def test_key_values_and_options_survive_a_restart():
-    disk = MemoryDisk()
-    entry = {"namespace": "N", "key": "k"}
-
-    async def before():
-        async with World(disk) as world:
-            peer = await world.peer()
-            await ask(peer, Code.PUT_KV_CONFIG, {**entry, "value": "v"})
-            await ask(peer, Code.UPDATE_NAMESRV_CONFIG, body=b"orderMessageEnable=true")
-
-    async def after():
-        async with World(disk) as world:
-            peer = await world.peer()
-            assert (await ask(peer, Code.GET_KV_CONFIG, entry)).field_map() == {"value": "v"}
-            shown = await ask(peer, Code.GET_NAMESRV_CONFIG)
-            assert b"orderMessageEnable=true\n" in shown.body
-            assert b"listenPort=9876\n" in shown.body
-
-    in_world(before)
-    in_world(after)
+    async with World(disk) as world:
+        peer = await world.peer()
+        found = await ask(peer, Code.GET_KV_CONFIG, {"namespace": "N", "key": "k"})
+        assert found.field_map() == {"value": "v"}
+        shown = await ask(peer, Code.GET_NAMESRV_CONFIG)
+        assert b"orderMessageEnable=true\n" in shown.body
+        assert b"listenPort=9876\n" in shown.body
     assert sorted(disk.files) == [
         "config/kv.json",
         "config/kv.json.old",
@@ -150,23 +160,13 @@ def test_key_values_and_options_survive_a_restart():
 
 
 @pytest.mark.parametrize("path", ["config/kv.json", "config/names.properties"])
-def test_a_deleted_file_is_restored_from_its_predecessor(path, caplog):
-    disk = MemoryDisk()
-
-    async def before():
-        async with World(disk) as world:
-            peer = await world.peer()
-            entry = {"namespace": "N", "key": "k", "value": "v"}
-            await ask(peer, Code.PUT_KV_CONFIG, entry)
-            await ask(peer, Code.UPDATE_NAMESRV_CONFIG, body=b"orderMessageEnable=true")
-
-    async def after():
-        async with World(disk):
-            pass
-
-    in_world(before)
+@run_by(in_world)
+async def test_a_deleted_file_is_restored_from_its_predecessor(path, caplog):
+    disk = await disk_with_a_value_and_an_option()
     kept = disk.files.pop(path)
-    in_world(after)
+
+    async with World(disk):
+        pass
 
     assert f"{path}: it was deleted; its predecessor {path}.old takes its place" in caplog.text
     assert disk.files[path] == kept
@@ -183,10 +183,10 @@ async def test_a_change_that_cannot_be_written_to_disk_is_refused():
             await ask(peer, Code.PUT_KV_CONFIG, {"namespace": "N", "key": "k", "value": "v"})
 
 
-async def put_slowly(world, disk, *entries):
+async def put_slowly(world, *entries):
     """Put values while the disk writes the first one; return the pending requests."""
     peer = await world.peer()
-    disk.is_free.clear()
+    world.disk.is_free.clear()
     asked = []
     for key, value in entries:
         header = {"namespace": "N", "key": key, "value": value}
@@ -195,54 +195,45 @@ async def put_slowly(world, disk, *entries):
     return peer, asked
 
 
-@run_by(in_world)
-async def test_a_slow_disk_delays_only_the_changes_themselves():
-    disk = MemoryDisk()
+@run_by(with_server, MemoryDisk)
+async def test_a_slow_disk_delays_only_the_changes_themselves(world, /):
+    peer, asked = await put_slowly(world, ("a", "1"), ("b", "1"), ("a", "2"))
 
-    async with World(disk) as world:
-        peer, asked = await put_slowly(world, disk, ("a", "1"), ("b", "1"), ("a", "2"))
+    with pytest.raises(NotFound):
+        await ask(peer, Code.GET_KVLIST_BY_NAMESPACE, {"namespace": "N"})
+    assert not any(request.done() for request in asked)
+    world.disk.is_free.set()
+    await asyncio.gather(*asked)
 
-        with pytest.raises(NotFound):
-            await ask(peer, Code.GET_KVLIST_BY_NAMESPACE, {"namespace": "N"})
-        assert not any(request.done() for request in asked)
-        disk.is_free.set()
-        await asyncio.gather(*asked)
-
-        found = await ask(peer, Code.GET_KVLIST_BY_NAMESPACE, {"namespace": "N"})
-        assert json.loads(found.body) == {"table": {"a": "2", "b": "1"}}
+    found = await ask(peer, Code.GET_KVLIST_BY_NAMESPACE, {"namespace": "N"})
+    assert json.loads(found.body) == {"table": {"a": "2", "b": "1"}}
 
 
-@run_by(in_world)
-async def test_changes_that_arrive_during_a_write_share_the_next_one():
-    disk = MemoryDisk()
+@run_by(with_server, MemoryDisk)
+async def test_changes_that_arrive_during_a_write_share_the_next_one(world, /):
+    entries = [(f"k{number}", "v") for number in range(10)]
+    _, asked = await put_slowly(world, *entries)
+    before = world.disk.writes
+    world.disk.is_free.set()
+    await asyncio.gather(*asked)
 
-    async with World(disk) as world:
-        entries = [(f"k{number}", "v") for number in range(10)]
-        _, asked = await put_slowly(world, disk, *entries)
-        before = disk.writes
-        disk.is_free.set()
-        await asyncio.gather(*asked)
-
-        # The first change alone, then all others; each write replaces two files.
-        assert disk.writes - before == 4
+    # The first change alone, then all others; each write replaces two files.
+    assert world.disk.writes - before == 4
 
 
-@run_by(in_world)
-async def test_a_failed_write_undoes_the_changes_that_depend_on_it():
-    disk = MemoryDisk()
+@run_by(with_server, MemoryDisk)
+async def test_a_failed_write_undoes_the_changes_that_depend_on_it(world, /):
+    peer, asked = await put_slowly(world, ("a", "1"), ("b", "1"))
+    world.disk.broken = True
+    world.disk.is_free.set()
+    refused = await asyncio.gather(*asked, return_exceptions=True)
+    assert [type(error) for error in refused] == [InternalError, InternalError]
+    world.disk.broken = False
 
-    async with World(disk) as world:
-        peer, asked = await put_slowly(world, disk, ("a", "1"), ("b", "1"))
-        disk.broken = True
-        disk.is_free.set()
-        refused = await asyncio.gather(*asked, return_exceptions=True)
-        assert [type(error) for error in refused] == [InternalError, InternalError]
-        disk.broken = False
+    await ask(peer, Code.PUT_KV_CONFIG, {"namespace": "N", "key": "c", "value": "1"})
 
-        await ask(peer, Code.PUT_KV_CONFIG, {"namespace": "N", "key": "c", "value": "1"})
-
-        found = await ask(peer, Code.GET_KVLIST_BY_NAMESPACE, {"namespace": "N"})
-        assert json.loads(found.body) == {"table": {"c": "1"}}
+    found = await ask(peer, Code.GET_KVLIST_BY_NAMESPACE, {"namespace": "N"})
+    assert json.loads(found.body) == {"table": {"c": "1"}}
 
 
 @run_by(in_world)
@@ -251,7 +242,7 @@ async def test_the_changes_that_wait_for_the_disk_are_limited(monkeypatch):
     disk = MemoryDisk()
 
     async with World(disk) as world:
-        peer, asked = await put_slowly(world, disk, ("a", "1"), ("a", "2"))
+        peer, asked = await put_slowly(world, ("a", "1"), ("a", "2"))
 
         with pytest.raises(ServiceUnavailable, match="wait for the disk"):
             await ask(peer, Code.DELETE_KV_CONFIG, {"namespace": "N", "key": "a"})
@@ -280,7 +271,7 @@ async def test_closing_waits_for_a_running_write():
     disk = MemoryDisk()
 
     async with World(disk) as world:
-        _, (asked,) = await put_slowly(world, disk, ("a", "1"))
+        _, (asked,) = await put_slowly(world, ("a", "1"))
         asyncio.get_running_loop().call_later(1.0, disk.is_free.set)
     assert "config/kv.json" in disk.files
     with pytest.raises(ConnectionLost):

@@ -41,13 +41,9 @@ def test_the_template_for_the_answer_to_a_send_equals_the_codec(
     found = received(sent(to, OFFSET_ID.encode(), 3, offset, transaction_id))
 
     slow = {
-        "MSG_REGION": "DefaultRegion",
-        "TRACE_ON": "true",
-        "msgId": OFFSET_ID,
-        "queueId": "3",
-        "queueOffset": str(offset),
-        "transactionId": transaction_id,
-    }
+        "MSG_REGION": "DefaultRegion", "TRACE_ON": "true", "msgId": OFFSET_ID, "queueId": "3",
+        "queueOffset": str(offset), "transactionId": transaction_id,
+    }  # fmt: skip
     assert said(found) == said(received(answer(to, 0, slow)))
     assert found.read(SendAnswer).msg_id == OFFSET_ID
 

@@ -125,9 +125,16 @@ def test_an_order_configuration_is_written_only_if_there_is_one():
     )
 
 
-def test_a_list_of_topics_can_name_a_broker():
-    assert TopicNames(["a"]).write() == b'{"topicList":["a"]}'
-    assert TopicNames(["a"], "h:1").write() == b'{"topicList":["a"],"brokerAddr":"h:1"}'
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (TopicNames(["a"]), b'{"topicList":["a"]}'),
+        (TopicNames(["a"], "h:1"), b'{"topicList":["a"],"brokerAddr":"h:1"}'),
+        (ConsumerIds(["a", "b"]), b'{"consumerIdList":["a","b"]}'),
+    ],
+)
+def test_a_list_is_written_and_can_name_a_broker(body, text):
+    assert body.write() == text
 
 
 def test_a_cluster_view_is_read_in_the_json_dialect_of_java():
@@ -184,10 +191,6 @@ def test_requests_and_answers_for_locks_are_read_and_written():
         b'{"lockOKMQSet":[{"brokerName":"b","queueId":0,"topic":"T"}]}'
     )
     assert LockedQueues([]).write() == b'{"lockOKMQSet":[]}'
-
-
-def test_a_list_of_consumer_ids_is_written():
-    assert ConsumerIds(["a", "b"]).write() == b'{"consumerIdList":["a","b"]}'
 
 
 @pytest.mark.parametrize(

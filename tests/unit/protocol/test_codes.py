@@ -72,37 +72,19 @@ def test_languages_are_listed_by_their_numbers():
 @pytest.mark.parametrize(
     ("written", "name"),
     [
-        ("JAVA", "JAVA"),
-        ("GO", "GO"),
-        ("NODEJS", "OTHER"),
-        ("java", "OTHER"),
-        ("", "OTHER"),
-        (1, "CPP"),
-        (13, "NODE_JS"),
-        (14, "OTHER"),
-        (255, "OTHER"),
-        (-1, "OTHER"),
-        (None, "OTHER"),
+        ("JAVA", "JAVA"), ("GO", "GO"), ("NODEJS", "OTHER"), ("java", "OTHER"), ("", "OTHER"),
+        (1, "CPP"), (13, "NODE_JS"), (14, "OTHER"), (255, "OTHER"), (-1, "OTHER"), (None, "OTHER"),
     ],
-)
+)  # fmt: skip
 def test_an_unknown_language_is_named_other(written, name):
     assert language_name(written) == name
 
 
 def test_flags_have_the_masks_of_the_protocol():
     assert {flag.name: int(flag) for flag in SysFlag.__members__.values()} == {
-        "COMPRESSED": 0x1,
-        "MULTI_TAGS": 0x2,
-        "PREPARED": 0x4,
-        "COMMITTED": 0x8,
-        "ROLLED_BACK": 0xC,
-        "BORN_HOST_V6": 0x10,
-        "STORE_HOST_V6": 0x20,
-        "NEED_UNWRAP": 0x40,
-        "INNER_BATCH": 0x80,
-        "LZ4": 0x100,
-        "ZSTD": 0x200,
-        "ZLIB": 0x300,
-    }
+        "COMPRESSED": 0x1, "MULTI_TAGS": 0x2, "PREPARED": 0x4, "COMMITTED": 0x8, "ROLLED_BACK": 0xC,
+        "BORN_HOST_V6": 0x10, "STORE_HOST_V6": 0x20, "NEED_UNWRAP": 0x40, "INNER_BATCH": 0x80,
+        "LZ4": 0x100, "ZSTD": 0x200, "ZLIB": 0x300,
+    }  # fmt: skip
     assert [int(flag) for flag in PullFlag] == [1, 2, 4, 8, 16]
     assert (int(Perm.READ), int(Perm.WRITE), int(Perm.INHERIT)) == (4, 2, 1)

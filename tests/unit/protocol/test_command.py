@@ -221,26 +221,6 @@ def test_a_send_read_as_another_header_type_is_refused():
         command.read(TopicHeader)
 
 
-def test_the_last_code_counts_in_a_send_whose_code_is_given_twice():
-    header = b'{"code":310,"extFields":' + json.dumps(SEND | {"topic": "T"}).encode() + b"%b}"
-
-    command = received(header % b',"code":105')
-
-    assert command.code == 105
-    assert command.read(TopicHeader) == TopicHeader("T")
-    assert command.field_map() == SEND | {"topic": "T"}
-
-
-@pytest.mark.parametrize("missing", "abcdefgh")
-def test_a_send_without_a_field_is_refused_when_its_fields_are_read(missing):
-    """Not before: the answer needs the opaque of the header."""
-    command = received({"code": 310, "opaque": 5, "extFields": dict(SEND, **{missing: None})})
-
-    assert command.opaque == 5
-    with pytest.raises(RemoteProtocolError, match=missing):
-        command.read(SendMessageV2)
-
-
 END = {
     "producerGroup": "P", "tranStateTableOffset": "7", "commitLogOffset": "4711",
     "commitOrRollback": "8",
@@ -268,31 +248,43 @@ def test_an_end_is_read_alike_on_the_fast_and_the_slow_path(more):
     assert fast.field_map().items() >= END.items()
 
 
-@pytest.mark.parametrize("missing", END)
-def test_an_end_without_a_field_is_refused_when_its_fields_are_read(missing):
-    command = received({"code": 37, "opaque": 5, "extFields": END | {missing: None}})
+@pytest.mark.parametrize(("code", "known"), [(310, SEND), (37, END)], ids=["send", "end"])
+def test_the_last_code_counts_in_a_send_or_an_end_whose_code_is_given_twice(code, known):
+    fields = known | {"topic": "T"}
+    header = b'{"code":%d,"extFields":%b,"code":105}' % (code, json.dumps(fields).encode())
 
-    assert command.opaque == 5
-    with pytest.raises(RemoteProtocolError, match=missing):
-        command.read(EndTransaction)
-
-
-@pytest.mark.parametrize("number", ["9223372036854775808", "x", "1.5", ""])
-def test_an_end_with_an_invalid_number_is_refused_when_its_fields_are_read(number):
-    command = received({"code": 37, "opaque": 5, "extFields": END | {"commitLogOffset": number}})
-
-    assert command.opaque == 5
-    with pytest.raises(RemoteProtocolError):
-        command.read(EndTransaction)
-
-
-def test_the_last_code_counts_in_an_end_whose_code_is_given_twice():
-    header = b'{"code":37,"extFields":' + json.dumps(END | {"topic": "T"}).encode() + b"%b}"
-
-    command = received(header % b',"code":105')
+    command = received(header)
 
     assert command.code == 105
     assert command.read(TopicHeader) == TopicHeader("T")
+    assert command.field_map() == fields
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "fields", "named"),
+    [
+        *((SendMessageV2, 310, SEND | {name: None}, name) for name in "abcdefgh"),
+        *((EndTransaction, 37, END | {name: None}, name) for name in END),
+        *(
+            (EndTransaction, 37, END | {"commitLogOffset": number}, None)
+            for number in ("9223372036854775808", "x", "1.5", "")
+        ),
+    ],
+    ids=[
+        *(f"send without {name}" for name in "abcdefgh"),
+        *(f"end without {name}" for name in END),
+        *(f"end at {number}" for number in ("2**63", "a letter", "a fraction", "nothing")),
+    ],
+)
+def test_a_send_or_an_end_with_a_wrong_field_is_refused_when_its_fields_are_read(
+    kind, code, fields, named
+):
+    """Not before: the answer needs the opaque of the header."""
+    command = received({"code": code, "opaque": 5, "extFields": fields})
+
+    assert command.opaque == 5
+    with pytest.raises(RemoteProtocolError, match=named):
+        command.read(kind)
 
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
@@ -332,17 +324,10 @@ def test_a_malformed_header_is_refused(header):
 @pytest.mark.parametrize(
     "fields",
     [
-        b"5",
-        b"[]",
-        b'"text"',
-        b"{}",
-        b'{"topic":null}',
-        b'{"topic":["T"]}',
-        b'{"topic":{"a":1}}',
-        b'{"topic":"\xff"}',
-        b'{"topic":"\\ud800"}',
+        b"5", b"[]", b'"text"', b"{}", b'{"topic":null}', b'{"topic":["T"]}', b'{"topic":{"a":1}}',
+        b'{"topic":"\xff"}', b'{"topic":"\\ud800"}',
     ],
-)
+)  # fmt: skip
 def test_fields_that_do_not_fit_the_header_type_are_refused(fields):
     header = b'{"code":1,"extFields":' + fields + b"}"
 
@@ -456,11 +441,8 @@ def test_every_field_of_an_answer_is_written_as_text():
 
     part = sent(answer(to, 0, SendAnswer("ID", 3, 42)))
 
-    assert json.loads(part[1])["extFields"] == {
-        "msgId": "ID",
-        "queueId": "3",
-        "queueOffset": "42",
-    }
+    written = {"msgId": "ID", "queueId": "3", "queueOffset": "42"}
+    assert json.loads(part[1])["extFields"] == written
 
 
 def test_an_answer_is_encoded_like_its_request():
@@ -500,12 +482,9 @@ def test_an_omitted_field_is_not_written():
     part = sent(encode(37, 1, EndTransaction("g", 1, 2, 8)))
 
     assert json.loads(part[1])["extFields"] == {
-        "producerGroup": "g",
-        "tranStateTableOffset": "1",
-        "commitLogOffset": "2",
-        "commitOrRollback": "8",
-        "fromTransactionCheck": "false",
-    }
+        "producerGroup": "g", "tranStateTableOffset": "1", "commitLogOffset": "2",
+        "commitOrRollback": "8", "fromTransactionCheck": "false",
+    }  # fmt: skip
 
 
 def test_text_beyond_ascii_is_written_unescaped():

@@ -50,16 +50,6 @@ def test_a_reader_holds_an_incomplete_frame():
     assert len(reader.held) == 0
 
 
-def test_the_end_of_one_frame_and_the_start_of_the_next_can_arrive_together():
-    reader = FrameReader()
-    reader.feed(FIRST[:11])
-
-    frames = reader.feed(FIRST[11:] + SECOND[:3])
-
-    assert frames == [(JSON, b"{}", b"body")]
-    assert reader.feed(SECOND[3:]) == [(BINARY, b"abc", b"")]
-
-
 def test_frames_are_the_same_wherever_reads_end():
     data = FIRST + SECOND + FIRST
     whole = FrameReader().feed(data)

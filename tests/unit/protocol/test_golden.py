@@ -134,21 +134,11 @@ V6 = (
 
 def stored(sys_flag, born_host, store_host, **changes):
     values = {
-        "queue_id": 3,
-        "flag": 7,
-        "queue_offset": 2,
-        "position": 1024,
-        "sys_flag": sys_flag,
-        "born_ms": 1_700_000_000_123,
-        "born_host": born_host,
-        "stored_ms": 1_700_000_000_456,
-        "store_host": store_host,
-        "attempts": 1,
-        "prepared_position": 512,
-        "body": b"body",
-        "topic": "Topic",
-        "properties": "KEYS\x01k1\x02A\x01b\x02",
-    }
+        "queue_id": 3, "flag": 7, "queue_offset": 2, "position": 1024, "sys_flag": sys_flag,
+        "born_ms": 1_700_000_000_123, "born_host": born_host, "stored_ms": 1_700_000_000_456,
+        "store_host": store_host, "attempts": 1, "prepared_position": 512, "body": b"body",
+        "topic": "Topic", "properties": "KEYS\x01k1\x02A\x01b\x02",
+    }  # fmt: skip
     return Record(**values | changes)
 
 
@@ -189,41 +179,20 @@ def test_a_batch_that_go_sends_is_read():
 # Java: frames
 
 SENT = {
-    "producer_group": "producers",
-    "topic": "TopicTest",
-    "default_topic": "TBW102",
-    "default_topic_queue_nums": 4,
-    "queue_id": 2,
-    "sys_flag": 0,
-    "born_timestamp": 1_700_000_000_123,
-    "flag": 0,
+    "producer_group": "producers", "topic": "TopicTest", "default_topic": "TBW102",
+    "default_topic_queue_nums": 4, "queue_id": 2, "sys_flag": 0, "flag": 0,
+    "born_timestamp": 1_700_000_000_123, "reconsume_times": 0, "unit_mode": False, "batch": False,
     "properties": f"KEYS\x01k1\x02UNIQ_KEY\x01{UNIQUE}\x02WAIT\x01true\x02TAGS\x01TagA",
-    "reconsume_times": 0,
-    "unit_mode": False,
-    "batch": False,
     "broker_name": "broker-a",
-}
+}  # fmt: skip
+PLACE = ("broker-a", "10.0.0.1:10911", "DefaultCluster", "10.0.0.1:10912", 0)
+REGISTRATION = BrokerRegistration(*PLACE, body_crc32=1_498_433_174)
+PULLED = (3, 120, 32, 3, 119, 15_000, 1_700_000_000_000)
+PULL = PullMessage("consumers", "TopicTest", *PULLED, expression_type="TAG")
 JAVA = {
     "send": (10, 41, 0, None, SendMessage(**SENT)),
     "send-v2": (310, 42, 0, None, SendMessageV2(**SENT)),
-    "pull": (
-        11,
-        43,
-        0,
-        None,
-        PullMessage(
-            "consumers",
-            "TopicTest",
-            3,
-            120,
-            32,
-            3,
-            119,
-            15_000,
-            1_700_000_000_000,
-            expression_type="TAG",
-        ),
-    ),
+    "pull": (11, 43, 0, None, PULL),
     "end-transaction": (
         37,
         -5,
@@ -237,20 +206,7 @@ JAVA = {
     "send-answer": (0, 41, 1, None, SendAnswer(OFFSET_ID, 2, 123)),
     "pull-answer": (0, 43, 1, "FOUND", PullAnswer(0, 124, 0, 200)),
     "check-state": (39, 46, 2, None, CheckState(5, 123_456, UNIQUE, UNIQUE, OFFSET_ID)),
-    "register-broker": (
-        103,
-        47,
-        0,
-        None,
-        BrokerRegistration(
-            "broker-a",
-            "10.0.0.1:10911",
-            "DefaultCluster",
-            "10.0.0.1:10912",
-            0,
-            body_crc32=1_498_433_174,
-        ),
-    ),
+    "register-broker": (103, 47, 0, None, REGISTRATION),
 }
 BODY_OF = {
     "send": b"hello",
@@ -313,6 +269,7 @@ JAVA_RECORD = {
     "topic": "TopicTest",
     "properties": f"KEYS\x01k1 k2\x02UNIQ_KEY\x01{UNIQUE}\x02TAGS\x01TagA",
 }
+JAVA5_RECORD = {"body": b"hello", "properties": "KEYS\x01k1 k2\x02TAGS\x01TagA\x02"}
 
 
 @pytest.mark.parametrize(
@@ -321,16 +278,7 @@ JAVA_RECORD = {
         ("java-record-v4.bin", stored(0x04, *V4, **JAVA_RECORD)),
         ("java-record-v6.bin", stored(0x34, *V6, **JAVA_RECORD)),
         ("java-record-born-v6.bin", stored(0x14, V6[0], V4[1], **JAVA_RECORD)),
-        (
-            "java5-record-v1.bin",
-            stored(
-                0x20,
-                V4[0],
-                V6[1],
-                **JAVA_RECORD
-                | {"body": b"hello", "properties": "KEYS\x01k1 k2\x02TAGS\x01TagA\x02"},
-            ),
-        ),
+        ("java5-record-v1.bin", stored(0x20, V4[0], V6[1], **JAVA_RECORD | JAVA5_RECORD)),
     ],
 )
 def test_a_record_is_read_and_written_as_java_does(name, expected):
@@ -607,15 +555,9 @@ def test_offset_commits_of_the_cpp_client_and_ali_ons_are_read():
 
 def test_send_backs_of_the_cpp_client_and_ali_ons_are_read():
     assert sent_by("cpp", "send-back").read(SendBack) == SendBack(1000, "consumers", 0)
-    assert sent_by("ons", "send-back").read(SendBack) == SendBack(
-        1000,
-        "consumers",
-        0,
-        "7F00000100007C8600000000000003E8",
-        "TopicTest",
-        unit_mode=False,
-        max_reconsume_times=16,
-    )
+    origin = ("7F00000100007C8600000000000003E8", "TopicTest")
+    expected = SendBack(1000, "consumers", 0, *origin, unit_mode=False, max_reconsume_times=16)
+    assert sent_by("ons", "send-back").read(SendBack) == expected
 
 
 def test_unregistrations_of_the_cpp_client_and_ali_ons_are_read():

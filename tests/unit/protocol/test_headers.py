@@ -35,17 +35,10 @@ def test_snake_case_names_become_camel_case(ours, theirs):
 
 def test_fields_are_written_as_texts_and_omitted_ones_left_out():
     assert fields_of(SENT) == {
-        "producerGroup": "g",
-        "topic": "T",
-        "defaultTopic": "TBW102",
-        "defaultTopicQueueNums": "4",
-        "queueId": "-1",
-        "sysFlag": "0",
-        "bornTimestamp": "1700000000000",
-        "flag": "0",
-        "batch": "true",
-        "bname": "b",
-    }
+        "producerGroup": "g", "topic": "T", "defaultTopic": "TBW102", "defaultTopicQueueNums": "4",
+        "queueId": "-1", "sysFlag": "0", "bornTimestamp": "1700000000000", "flag": "0",
+        "batch": "true", "bname": "b",
+    }  # fmt: skip
 
 
 def wire_names(header):

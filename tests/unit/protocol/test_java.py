@@ -8,17 +8,10 @@ from txmq.protocol.java import string_hash
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("", 0),
-        ("a", 97),
-        ("é", 233),
-        ("TagA", 2598919),
-        ("TagB", 2598920),
-        ("hello", 99162322),
-        ("订单", 1129459),
-        ("%RETRY%group", 995971261),
-        ("polygenelubricants", -2147483648),
+        ("", 0), ("a", 97), ("é", 233), ("TagA", 2598919), ("TagB", 2598920), ("hello", 99162322),
+        ("订单", 1129459), ("%RETRY%group", 995971261), ("polygenelubricants", -2147483648),
     ],
-)
+)  # fmt: skip
 def test_the_hash_of_a_string_matches_java(text, expected):
     assert string_hash(text) == expected
 

@@ -7,14 +7,7 @@ import pytest
 
 from txmq.errors import RemoteProtocolError
 from txmq.protocol import compression, record
-from txmq.protocol.record import (
-    Record,
-    pack,
-    property_text_of,
-    stored_ms_of,
-    unpack,
-    unpack_all,
-)
+from txmq.protocol.record import Record, pack, property_text_of, stored_ms_of, unpack, unpack_all
 
 V4_BORN = bytes.fromhex("0a000005 0000e5c1")
 V4_STORE = bytes.fromhex("0a000001 00002a9f")
@@ -54,22 +47,12 @@ def written_out(
 
 def a_record(**changes):
     values = {
-        "queue_id": 3,
-        "flag": 7,
-        "queue_offset": 2,
-        "position": 1024,
-        "sys_flag": 0,
-        "born_ms": 1_700_000_000_000,
-        "born_host": V4_BORN,
-        "stored_ms": 1_700_000_000_001,
-        "store_host": V4_STORE,
-        "attempts": 1,
-        "prepared_position": 512,
-        "body": b"hello",
-        "topic": "T",
-        "properties": PROPERTIES.decode(),
-    } | changes
-    return Record(**values)
+        "queue_id": 3, "flag": 7, "queue_offset": 2, "position": 1024, "sys_flag": 0,
+        "born_ms": 1_700_000_000_000, "born_host": V4_BORN, "stored_ms": 1_700_000_000_001,
+        "store_host": V4_STORE, "attempts": 1, "prepared_position": 512, "body": b"hello",
+        "topic": "T", "properties": PROPERTIES.decode(),
+    }  # fmt: skip
+    return Record(**values | changes)
 
 
 SHAPES = [

@@ -5,38 +5,15 @@ import pytest
 from txmq.errors import BrokerRefused, Effect, UnknownRefusal, refusal
 
 NAMED = {
-    1: "InternalError",
-    2: "BrokerBusy",
-    3: "RequestNotSupported",
-    4: "TransactionFailed",
-    10: "FlushTimeout",
-    11: "ReplicaUnavailable",
-    12: "ReplicaTimeout",
-    13: "MessageIllegal",
-    14: "ServiceUnavailable",
-    15: "VersionNotSupported",
-    16: "NoPermission",
-    17: "TopicNotFound",
-    18: "TopicExists",
-    19: "PullNotFound",
-    20: "PullRetryImmediately",
-    21: "OffsetMoved",
-    22: "NotFound",
-    23: "SubscriptionInvalid",
-    24: "SubscriptionMissing",
-    25: "SubscriptionStale",
-    26: "GroupNotFound",
-    27: "FilterDataMissing",
-    28: "FilterDataStale",
-    29: "InvalidParameter",
-    200: "ShouldCommit",
-    201: "ShouldRollBack",
-    203: "TransactionGroupWrong",
-    206: "ConsumerOffline",
-    207: "ConsumeTimeout",
-    215: "FlowControlled",
-    604: "IllegalOperation",
-}
+    1: "InternalError", 2: "BrokerBusy", 3: "RequestNotSupported", 4: "TransactionFailed",
+    10: "FlushTimeout", 11: "ReplicaUnavailable", 12: "ReplicaTimeout", 13: "MessageIllegal",
+    14: "ServiceUnavailable", 15: "VersionNotSupported", 16: "NoPermission", 17: "TopicNotFound",
+    18: "TopicExists", 19: "PullNotFound", 20: "PullRetryImmediately", 21: "OffsetMoved",
+    22: "NotFound", 23: "SubscriptionInvalid", 24: "SubscriptionMissing", 25: "SubscriptionStale",
+    26: "GroupNotFound", 27: "FilterDataMissing", 28: "FilterDataStale", 29: "InvalidParameter",
+    200: "ShouldCommit", 201: "ShouldRollBack", 203: "TransactionGroupWrong",
+    206: "ConsumerOffline", 207: "ConsumeTimeout", 215: "FlowControlled", 604: "IllegalOperation",
+}  # fmt: skip
 UNNAMED = [202, 204, 205, 208, 209, 501, 603, 605, 1500, 2000, 3001, -1000, -1]
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import contextmanager
 
 from tests.unit.store.shelf import Shelf, Sizes
+from txmq.errors import TxmqError
 from txmq.protocol import command as commands
 from txmq.protocol.command import Command, FrameReader
 from txmq.remoting.connection import Connection
-from txmq.testing import SimulatedClock
+from txmq.testing import Loss, SeededEntropy, SimulatedClock
 from txmq_broker.core.admission import Admission
 from txmq_broker.services.flusher import Flusher
 
@@ -92,6 +94,12 @@ class Press:
         self.flusher.answer(peer.connection, [request], [commands.answer(request)])
         return placed
 
+    def ask(self, what):
+        """Do what a handler does for any other request, whose answer acknowledges this."""
+        request = Command(code=0, opaque=len(self.sent))
+        self.sent[request.opaque] = what
+        self.flusher.answer(self.peer.connection, [request], [commands.answer(request)])
+
     def send_oneway(self, body, topic="T", number=0):
         """The same for a peer that wants no answer."""
         return self.shelf.put(body, topic, number, at_ms=self.flusher.turn_ms())
@@ -117,3 +125,28 @@ async def turns(count=3):
     """Let the loop go round without any time passing."""
     for _ in range(count):
         await asyncio.sleep(0)
+
+
+LOSSES = (Loss.EVERYTHING, Loss.PAGES, Loss.TAIL, Loss.NOTHING)
+
+
+def power_lost(points, seed):
+    """Each copy of a disk without what was not durable, and with another loss; and what was known.
+
+    A point is the next operation on the disk, the copy from before it, and what was known then.
+    """
+    for number, (event, disk, *known) in enumerate(points):
+        for loss in (Loss.EVERYTHING, LOSSES[1 + number % 3]):
+            twin = disk.clone()
+            twin.crash(SeededEntropy(f"{seed}-{number}"), loss)
+            yield twin, f"seed {seed}, before {event}, {loss}", *known
+
+
+@contextmanager
+def noting(where):
+    """Tell with a failure where it happened."""
+    try:
+        yield
+    except (AssertionError, TxmqError) as problem:
+        problem.add_note(where)
+        raise

@@ -146,12 +146,16 @@ class Shelf:
             file.sync()
         log.synced(point)
 
+    def publish(self, *spans):
+        """Make spans that are written durable, and publish them."""
+        self.sync()
+        for span in spans:
+            self.store.publish(span)
+
     def flush(self):
         """Write what is staged as one span, sync it, publish it."""
         if self.store.log.staged:
-            span = self.store.write()
-            self.sync()
-            self.store.publish(span)
+            self.publish(self.store.write())
 
     def add(self, *bodies, topic="T", number=0, **more):
         """Store messages, each in a span of its own."""
@@ -167,13 +171,19 @@ class Shelf:
         self.flush()
         return placed
 
+    def begin_checkpoint(self):
+        """Draft the next index; `confirm` makes it durable."""
+        return self.store.checkpoints.begin(self.store.checkpoints.next_range())
+
+    def confirm(self, pending):
+        pending.file.file.sync()
+        self.store.checkpoints.confirm(pending)
+
     def checkpoint(self):
         """Save the indexes of everything that is not indexed yet."""
-        while (stretch := self.store.checkpoints.next_range()) is not None:
+        while self.store.checkpoints.next_range() is not None:
             self.sync()
-            pending = self.store.checkpoints.begin(stretch)
-            pending.file.file.sync()
-            self.store.checkpoints.confirm(pending)
+            self.confirm(self.begin_checkpoint())
 
     def completed_files(self):
         return self.store.checkpoints.completed_files()

@@ -11,19 +11,16 @@ import pytest
 
 from tests.soak import count
 from tests.unit.store.delay_shelf import DelayShelf
-from tests.unit.store.press import Press
+from tests.unit.store.press import Press, noting, power_lost
 from tests.unit.store.shelf import Sizes
 from txmq.errors import TxmqError
-from txmq.protocol import command as commands
-from txmq.protocol.command import Command
-from txmq.testing import Loss, MemoryDisk, SeededEntropy, simulate
+from txmq.testing import Loss, MemoryDisk, simulate
 from txmq_broker.services.keeper import Keeper
 from txmq_broker.store.due_messages import Due
 
 SMALL = Sizes(segment_size=6000, checkpoint_every=3000)
 MESSAGES = 40
 LIVES = count(1, 100)
-LOSSES = (Loss.EVERYTHING, Loss.PAGES, Loss.TAIL, Loss.NOTHING)
 LINES = 3
 
 
@@ -66,12 +63,6 @@ class Life:
         except TxmqError:
             return None
 
-    def _ask(self, what, body):
-        press = self._press
-        request = Command(code=0, opaque=len(press.sent))
-        press.sent[request.opaque] = what, body
-        press.flusher.answer(press.peer.connection, [request], [commands.answer(request)])
-
     def _plain(self, number, chance):
         if self._turn() is not None:
             self._press.send_oneway(b"plain %d " % number + b"." * chance.below(400), "Fill")
@@ -84,7 +75,7 @@ class Life:
         now_ms = self._press.clock.wall_ms()
         due_ms = max(now_ms + 1 + chance.below(700), line.leaving.due_ms)
         self.dues[body] = self._press.shelf.later(body, due_ms, line)
-        self._ask("waits", body)
+        self._press.ask(("waits", body))
 
     def _recall(self, chance):
         able = [
@@ -98,14 +89,14 @@ class Life:
             body = able[chance.below(len(able))]
             self._press.shelf.recall(self.dues[body])
             self.recalled.add(body)
-            self._ask("recalled", body)
+            self._press.ask(("recalled", body))
 
     def _leave(self):
         if self._delays.is_delivering or self._turn() is None:
             return
         for body in self._press.shelf.leave_all(self._press.clock.wall_ms()):
             assert body not in self.recalled
-            self._ask("came", body)
+            self._press.ask(("came", body))
 
     async def _delete_files(self):
         await asyncio.sleep(1.5)
@@ -159,26 +150,20 @@ def test_acknowledged_delays_and_recalls_survive_a_power_cut_at_any_step(seed):
     done = {(event.kind, event.path[:4]) for event, *_ in life.points if event is not None}
     assert {("create", "inde"), ("remove", "log/")} <= done
 
-    for number, (event, disk, acknowledged) in enumerate(life.points):
-        for loss in (Loss.EVERYTHING, LOSSES[1 + number % 3]):
-            twin = disk.clone()
-            twin.crash(SeededEntropy(f"{seed}-{number}"), loss)
-            shelf = DelayShelf(twin, SMALL, Keeper(twin).floors().floors)
-            try:
-                seen = life.check(shelf, acknowledged)
+    for twin, where, acknowledged in power_lost(life.points, seed):
+        shelf = DelayShelf(twin, SMALL, Keeper(twin).floors().floors)
+        with noting(where):
+            seen = life.check(shelf, acknowledged)
 
-                # Messages that were read once are durable: another power cut loses none.
-                shelf.close()
-                twin.crash(loss=Loss.EVERYTHING)
-                shelf.open()
-                assert life.check(shelf, acknowledged) == seen
+            # Messages that were read once are durable: another power cut loses none.
+            shelf.close()
+            twin.crash(loss=Loss.EVERYTHING)
+            shelf.open()
+            assert life.check(shelf, acknowledged) == seen
 
-                came, waits = seen
-                assert Counter(shelf.deliver(1 << 50)) == waits
-                assert len(shelf.bodies()) == len(came) + len(waits)
-                shelf.restart_cleanly()
-                assert shelf.waits() == []
-                shelf.close()
-            except (AssertionError, TxmqError) as problem:
-                problem.add_note(f"seed {seed}, before {event}, {loss}")
-                raise
+            came, waits = seen
+            assert Counter(shelf.deliver(1 << 50)) == waits
+            assert len(shelf.bodies()) == len(came) + len(waits)
+            shelf.restart_cleanly()
+            assert shelf.waits() == []
+            shelf.close()

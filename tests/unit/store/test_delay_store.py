@@ -5,6 +5,7 @@ import errno
 
 import pytest
 
+from tests.running import run_by
 from tests.unit.store.delay_shelf import DelayShelf
 from tests.unit.store.press import Press
 from tests.unit.store.shelf import START_MS, Sizes
@@ -85,8 +86,7 @@ def test_no_message_leaves_before_an_unpublished_one_that_is_due_earlier(shelf):
     assert shelf.leave_all(LATER) == []
     span = shelf.store.write()
     assert shelf.leave_all(LATER) == []
-    shelf.sync()
-    shelf.store.publish(span)
+    shelf.publish(span)
 
     assert shelf.deliver(LATER) == [b"a", b"b"]
 
@@ -115,14 +115,6 @@ def test_a_message_due_before_one_that_left_cannot_join_its_line(shelf):
 # --- restarts ---
 
 
-def restart_cleanly(shelf):
-    shelf.restart_cleanly()
-
-
-def restart(shelf):
-    shelf.restart()
-
-
 def lose_the_indexes(shelf):
     shelf.checkpoint()
     shelf.close()
@@ -131,7 +123,8 @@ def lose_the_indexes(shelf):
     shelf.open()
 
 
-RESTARTS = pytest.mark.parametrize("again", [restart, restart_cleanly, lose_the_indexes])
+AGAIN = [DelayShelf.restart, DelayShelf.restart_cleanly, lose_the_indexes]
+RESTARTS = pytest.mark.parametrize("again", AGAIN)
 
 
 @RESTARTS
@@ -183,7 +176,7 @@ def test_a_line_knows_after_a_restart_which_message_left_last(shelf):
     shelf.add_later((b"a", T0))
     shelf.deliver(T0)
 
-    for again in (restart, restart_cleanly, lose_the_indexes):
+    for again in AGAIN:
         again(shelf)
         assert shelf.delays.line(0).leaving == (T0, 0)
     assert shelf.delays.levels() == [(1, 1, 1)]
@@ -260,7 +253,7 @@ def test_a_failed_checkpoint_loses_no_waiting_message(shelf):
     shelf.deliver(T0)
     shelf.disk.fail_writes(times=1, error=errno.ENOSPC)
     with pytest.raises(OSError, match="No space"):
-        shelf.store.checkpoints.begin(shelf.store.checkpoints.next_range())
+        shelf.begin_checkpoint()
 
     shelf.restart()
     assert shelf.deliver(LATER) == [b"b"]
@@ -291,7 +284,7 @@ def test_the_log_is_kept_from_the_oldest_waiting_message_until_it_has_left(shelf
 
     shelf.drop_first_file()
     shelf.add_later((b"c", LATER + 1))
-    for again in (restart, restart_cleanly, lose_the_indexes):
+    for again in AGAIN:
         again(shelf)
         assert shelf.delays.pinned() is not None
     assert shelf.deliver(LATER * 2) == [b"c"]
@@ -380,8 +373,7 @@ def test_a_checkpoint_ignores_deliveries_beyond_its_end(shelf):
     stretch = shelf.store.checkpoints.next_range()
     assert stretch.end == shelf.store.log.segments.starts[-1]
     pending = shelf.store.checkpoints.begin(stretch)
-    pending.file.file.sync()
-    shelf.store.checkpoints.confirm(pending)
+    shelf.confirm(pending)
 
     shelf.disk.crash(SeededEntropy(0), Loss.EVERYTHING)
     shelf.restart()
@@ -402,8 +394,7 @@ def test_a_recall_lost_in_a_power_cut_does_not_hit_the_reused_offset(shelf):
     stretch = shelf.store.checkpoints.next_range()
     assert stretch.end == shelf.store.log.segments.starts[-1]
     pending = shelf.store.checkpoints.begin(stretch)
-    pending.file.file.sync()
-    shelf.store.checkpoints.confirm(pending)
+    shelf.confirm(pending)
     shelf.disk.crash(SeededEntropy(0), Loss.EVERYTHING)
     shelf.restart()
 
@@ -414,23 +405,23 @@ def test_a_recall_lost_in_a_power_cut_does_not_hit_the_reused_offset(shelf):
     assert shelf.deliver(LATER) == [b"c"]
 
 
-def test_a_damaged_index_of_a_line_stops_neither_the_broker_nor_its_shutdown(caplog):
-    async def main(world):
-        disk = MemoryDisk()
-        async with Press(disk, Sizes(checkpoint_every=100), DelayShelf) as press:
-            for number in range(5):
-                press.flusher.turn_ms()
-                press.shelf.later(b"%d" % number, T0 + number)
-                await asyncio.sleep(0.01)
-                if not number:
-                    await press.flusher.drain()
-                    (path,) = press.shelf.index_files()
-                    disk.flip_bit(path, len(press.shelf.contents(path)) - 1)
+@run_by(simulate, 0)
+async def test_a_damaged_index_of_a_line_stops_neither_the_broker_nor_its_shutdown(
+    world, /, caplog
+):
+    disk = MemoryDisk()
+    async with Press(disk, Sizes(checkpoint_every=100), DelayShelf) as press:
+        for number in range(5):
+            press.flusher.turn_ms()
+            press.shelf.later(b"%d" % number, T0 + number)
+            await asyncio.sleep(0.01)
+            if not number:
+                await press.flusher.drain()
+                (path,) = press.shelf.index_files()
+                disk.flip_bit(path, len(press.shelf.contents(path)) - 1)
 
-            await press.flusher.drain()
+        await press.flusher.drain()
 
-            assert press.fatal == []
-            assert len(press.store.delays) == 5
-
-    simulate(main, 0)
+        assert press.fatal == []
+        assert len(press.store.delays) == 5
     assert "the indexes could not be saved" in caplog.text

@@ -10,21 +10,18 @@ import asyncio
 import pytest
 
 from tests.soak import count
-from tests.unit.store.press import Press
+from tests.unit.store.press import Press, noting, power_lost
 from tests.unit.store.shelf import Shelf, Sizes
 from txmq.errors import TxmqError
-from txmq.protocol import command as commands
-from txmq.protocol.command import Command
 from txmq.protocol.span import DecisionKind
 from txmq.protocol.topics import HALF_TOPIC, PARKED_TOPIC
-from txmq.testing import Loss, MemoryDisk, SeededEntropy, simulate
+from txmq.testing import Loss, MemoryDisk, simulate
 from txmq_broker.services.keeper import Keeper
 from txmq_broker.store.pending_transactions import transaction_key
 
 SMALL = Sizes(segment_size=6000, checkpoint_every=3000)
 TRANSACTIONS = 30
 LIVES = count(1, 100)
-LOSSES = (Loss.EVERYTHING, Loss.PAGES, Loss.TAIL, Loss.NOTHING)
 
 
 @pytest.fixture(autouse=True)
@@ -68,12 +65,6 @@ class Life:
             disk.on_write = None
         self._look(None)
 
-    def _ask(self, what):
-        press = self._press
-        request = Command(code=0, opaque=len(press.sent))
-        press.sent[request.opaque] = what
-        press.flusher.answer(press.peer.connection, [request], [commands.answer(request)])
-
     def _plain(self, number, chance):
         try:
             self._press.send_oneway(b"plain %d " % number + b"." * chance.below(400), "Fill")
@@ -88,7 +79,7 @@ class Life:
         body = f"{unique} ".encode() + b"." * chance.below(200)
         half = self._press.shelf.prepare(body, unique=unique, keys=f"k{unique}")
         self.prepared[transaction_key(unique)] = unique, body
-        self._ask(("prepared", unique, half.offset))
+        self._press.ask(("prepared", unique, half.offset))
 
     def _decide(self, key, chance, *, can_park=True):
         unique, _ = self.prepared[key]
@@ -104,7 +95,7 @@ class Life:
         if kind is not DecisionKind.PARKED:
             assert unique not in self.wanted, "a decision was taken twice"
             self.wanted[unique] = kind
-        self._ask(("ended", unique, kind))
+        self._press.ask(("ended", unique, kind))
 
     async def _delete_files(self, chance):
         await asyncio.sleep(0.2)
@@ -158,30 +149,24 @@ def test_acknowledged_halves_and_decisions_survive_a_power_cut_at_any_step(seed)
     done = {(event.kind, event.path[:4]) for event, *_ in life.points if event is not None}
     assert {("create", "inde"), ("remove", "log/")} <= done
 
-    for number, (event, disk, acknowledged) in enumerate(life.points):
-        for loss in (Loss.EVERYTHING, LOSSES[1 + number % 3]):
-            twin = disk.clone()
-            twin.crash(SeededEntropy(f"{seed}-{number}"), loss)
-            shelf = Shelf(twin, SMALL, Keeper(twin).floors().floors)
-            try:
-                seen = life.check(shelf, acknowledged)
+    for twin, where, acknowledged in power_lost(life.points, seed):
+        shelf = Shelf(twin, SMALL, Keeper(twin).floors().floors)
+        with noting(where):
+            seen = life.check(shelf, acknowledged)
 
-                # Messages that were read once are durable: another power cut loses none.
-                shelf.close()
-                twin.crash(loss=Loss.EVERYTHING)
-                shelf.open()
-                assert life.check(shelf, acknowledged) == seen
+            # Messages that were read once are durable: another power cut loses none.
+            shelf.close()
+            twin.crash(loss=Loss.EVERYTHING)
+            shelf.open()
+            assert life.check(shelf, acknowledged) == seen
 
-                for unique in seen[1]:
-                    shelf.decide(unique, DecisionKind.COMMITTED)
-                shelf.flush()
-                assert shelf.transactions() == {}
-                visible = list(shelf.bodies().values())
-                assert len(set(visible)) == len(visible)
-                after = shelf.everything()
-                shelf.restart_cleanly()
-                assert (shelf.everything(), shelf.transactions()) == (after, {})
-                shelf.close()
-            except (AssertionError, TxmqError) as problem:
-                problem.add_note(f"seed {seed}, before {event}, {loss}")
-                raise
+            for unique in seen[1]:
+                shelf.decide(unique, DecisionKind.COMMITTED)
+            shelf.flush()
+            assert shelf.transactions() == {}
+            visible = list(shelf.bodies().values())
+            assert len(set(visible)) == len(visible)
+            after = shelf.everything()
+            shelf.restart_cleanly()
+            assert (shelf.everything(), shelf.transactions()) == (after, {})
+            shelf.close()

@@ -38,12 +38,27 @@ def note(keys, found):
     keys.extend([hashed for hashed, _ in found], [position for _, position in found])
 
 
-def test_positions_of_a_hash_come_newest_first():
+@pytest.mark.parametrize(
+    ("entries", "hashed", "found"),
+    [
+        ([(7, 1000), (8, 1100), (7, 1200)], 7, [1200, 1000]),
+        ([(7, 1000), (8, 1100)], 9, []),
+        ([(7, 1000), (7, 1100), (7, 1100)], 7, [1100, 1000]),
+        (
+            [(0x01010101, 1000), (0x01010101, 1100), (0x00010101, 1200), (0x01010101, 1300)],
+            0x01010101,
+            [1300, 1100, 1000],
+        ),
+    ],
+    ids=["newest first", "none", "a key named twice", "a hash of repeated bytes"],
+)
+def test_positions_of_a_hash_come_newest_first_and_each_once(entries, hashed, found):
     keys = grown()
-    note(keys, [(7, 1000), (8, 1100), (7, 1200)])
+    note(keys, entries)
 
-    assert list(keys.positions(7, *FOREVER)) == [1200, 1000]
-    assert list(keys.positions(9, *FOREVER)) == []
+    assert list(keys.positions(hashed, *FOREVER)) == found
+    saved(keys, 5000)
+    assert list(keys.positions(hashed, *FOREVER)) == found
 
 
 @pytest.mark.parametrize("upto", [1000, 1001, 1100, 1101, 1201, 1301, 5000])
@@ -58,15 +73,6 @@ def test_saving_moves_positions_from_memory_to_a_file_and_loses_none(upto):
     assert list(keys.positions(7, *FOREVER)) == [5000, 1300, 1100, 1000]
     assert list(keys.positions(0, *FOREVER)) == [5000, 1100]
     assert list(keys.positions(0xFFFFFFFF, *FOREVER)) == [1300, 1200]
-
-
-def test_a_message_that_names_a_key_twice_is_found_once():
-    keys = grown()
-    note(keys, [(7, 1000), (7, 1100), (7, 1100)])
-
-    assert list(keys.positions(7, *FOREVER)) == [1100, 1000]
-    saved(keys, 5000)
-    assert list(keys.positions(7, *FOREVER)) == [1100, 1000]
 
 
 def test_many_runs_answer_from_the_newest_to_the_oldest():
@@ -116,15 +122,6 @@ def test_a_hash_whose_bytes_span_two_entries_is_not_found():
     saved(keys, 5000)
     assert list(keys.positions(0x03040506, *FOREVER)) == []
     assert list(keys.positions(0x05060708, *FOREVER)) == [1100]
-
-
-def test_all_entries_of_a_hash_of_repeated_bytes_are_found():
-    keys = grown()
-    note(keys, [(0x01010101, 1000), (0x01010101, 1100), (0x00010101, 1200), (0x01010101, 1300)])
-
-    assert list(keys.positions(0x01010101, *FOREVER)) == [1300, 1100, 1000]
-    saved(keys, 5000)
-    assert list(keys.positions(0x01010101, *FOREVER)) == [1300, 1100, 1000]
 
 
 def test_a_key_hashes_differently_in_every_topic():

@@ -199,8 +199,7 @@ def test_a_failed_write_takes_back_only_its_own_offsets(shelf):
     shelf.put(b"one")
     second = shelf.store.write()
 
-    shelf.sync()
-    shelf.store.publish(first)
+    shelf.publish(first)
     shelf.store.publish(second)
 
     assert shelf.bodies() == {0: b"zero", 1: b"one"}
@@ -254,11 +253,10 @@ def test_a_full_disk_that_cannot_take_an_index_loses_nothing(shelf):
 
 def test_messages_stored_during_a_checkpoint_belong_to_the_next(shelf):
     shelf.add(b"zero", keys="K")
-    pending = shelf.store.checkpoints.begin(shelf.store.checkpoints.next_range())
+    pending = shelf.begin_checkpoint()
     shelf.add(b"one", keys="K")
 
-    pending.file.file.sync()
-    shelf.store.checkpoints.confirm(pending)
+    shelf.confirm(pending)
 
     assert shelf.bodies() == {0: b"zero", 1: b"one"}
     assert shelf.found_by_key("K") == [b"one", b"zero"]
@@ -304,7 +302,7 @@ def test_an_index_is_never_begun_for_messages_that_are_not_durable(shelf):
     shelf.store.publish(shelf.store.write())
 
     with pytest.raises(AssertionError):
-        shelf.store.checkpoints.begin(shelf.store.checkpoints.next_range())
+        shelf.begin_checkpoint()
 
 
 def test_checkpoints_are_due_by_log_size_and_when_a_file_is_complete():
@@ -428,9 +426,7 @@ def test_a_key_is_found_in_a_range_that_is_just_the_time_of_its_message(shelf):
             shelf.store.publish(waiting.pop(0))
             shelf.store.publish(waiting.pop(0))
             shelf.checkpoint()
-    shelf.sync()
-    for span in waiting:
-        shelf.store.publish(span)
+    shelf.publish(*waiting)
 
     for _ in ("running", "killed", "stopped", "rebuilt"):
         for number, at_ms in enumerate(times):
@@ -472,19 +468,10 @@ def timed(*times, checkpoint_at=()):
 @pytest.mark.parametrize(
     ("when", "nearest", "lower", "upper"),
     [
-        (0, 0, 0, 0),
-        (99, 0, 0, 0),
-        (100, 0, 0, 0),
-        (149, 0, 1, 0),
-        (150, 0, 1, 0),
-        (151, 1, 1, 0),
-        (200, 1, 1, 3),
-        (299, 4, 4, 3),
-        (300, 4, 4, 4),
-        (301, 4, 5, 4),
-        (1 << 60, 4, 5, 4),
+        (0, 0, 0, 0), (99, 0, 0, 0), (100, 0, 0, 0), (149, 0, 1, 0), (150, 0, 1, 0), (151, 1, 1, 0),
+        (200, 1, 1, 3), (299, 4, 4, 3), (300, 4, 4, 4), (301, 4, 5, 4), (1 << 60, 4, 5, 4),
     ],
-)
+)  # fmt: skip
 def test_the_offset_for_a_time_follows_the_boundary(checkpoint_at, when, nearest, lower, upper):
     shelf = timed(100, 200, 200, 200, 300, checkpoint_at=checkpoint_at)
     queue = shelf.store.find_queue("T", 0)
@@ -522,20 +509,8 @@ def test_the_time_of_a_message_reads_the_same_for_both_kinds_of_hosts(shelf):
     queue = shelf.store.queue("T", 0)
     for flag, born in ((0, HOST), (0x10, host), (0x30, host)):
         store_host = host if flag & 0x20 else HOST
-        shelf.store.stage(
-            [
-                (
-                    queue,
-                    (flag, 1, born, START_MS, store_host, 0, 0),
-                    0,
-                    b"",
-                    b"\x01T\0\0",
-                    0,
-                    (),
-                    None,
-                )
-            ]
-        )
+        postmark = (flag, 1, born, START_MS, store_host, 0, 0)
+        shelf.store.stage([(queue, postmark, 0, b"", b"\x01T\0\0", 0, (), None)])
     shelf.flush()
 
     assert [shelf.store.stored_ms(queue, offset) for offset in range(4)] == [*[START_MS] * 3, None]
@@ -570,10 +545,7 @@ def test_a_store_on_an_empty_disk_opens_empty():
     shelf = Shelf(MemoryDisk())
 
     assert shelf.recovery[:3] == (0, 0, 0)
-    assert (
-        shelf.store.log.start,
-        shelf.store.log.end,
-        shelf.store.checkpoints.completed_files(),
-    ) == (0, 0, [])
+    assert (shelf.store.log.start, shelf.store.log.end) == (0, 0)
+    assert shelf.store.checkpoints.completed_files() == []
     assert shelf.store.checkpoints.next_range() is None
     assert not shelf.store.checkpoints.is_due()

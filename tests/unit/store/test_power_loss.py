@@ -10,7 +10,7 @@ import asyncio
 import pytest
 
 from tests.soak import count
-from tests.unit.store.press import Press
+from tests.unit.store.press import LOSSES, Press, noting, power_lost
 from tests.unit.store.shelf import Shelf, Sizes
 from txmq.errors import TxmqError
 from txmq.testing import Loss, MemoryDisk, SeededEntropy, simulate
@@ -19,7 +19,6 @@ from txmq_broker.services.keeper import Keeper
 SMALL = Sizes(segment_size=4096, checkpoint_every=3000)
 MESSAGES = 90
 LIVES = count(1, 200)
-LOSSES = (Loss.EVERYTHING, Loss.PAGES, Loss.TAIL, Loss.NOTHING)
 
 
 class Life:
@@ -120,28 +119,22 @@ def test_acknowledged_messages_survive_a_power_cut_at_any_step(seed):
     assert len(life.acknowledged) > MESSAGES // 2
     assert len(life.points) > 100
 
-    for number, (event, disk, acknowledged, excused) in enumerate(life.points):
-        for loss in (Loss.EVERYTHING, LOSSES[1 + number % 3]):
-            twin = disk.clone()
-            twin.crash(SeededEntropy(f"{seed}-{number}"), loss)
-            shelf = life.reopened(twin)
-            try:
-                seen = life.check(shelf, acknowledged, excused)
+    for twin, where, acknowledged, excused in power_lost(life.points, seed):
+        shelf = life.reopened(twin)
+        with noting(where):
+            seen = life.check(shelf, acknowledged, excused)
 
-                # Messages that were read once are durable: another power cut loses none.
-                shelf.close()
-                twin.crash(loss=Loss.EVERYTHING)
-                shelf.open()
-                assert shelf.everything() == seen
+            # Messages that were read once are durable: another power cut loses none.
+            shelf.close()
+            twin.crash(loss=Loss.EVERYTHING)
+            shelf.open()
+            assert shelf.everything() == seen
 
-                life.check_offsets_go_on(shelf, acknowledged)
-                after = shelf.everything()
-                shelf.restart()
-                assert shelf.everything() == after
-                shelf.close()
-            except AssertionError as problem:
-                problem.add_note(f"seed {seed}, before {event}, {loss}")
-                raise
+            life.check_offsets_go_on(shelf, acknowledged)
+            after = shelf.everything()
+            shelf.restart()
+            assert shelf.everything() == after
+            shelf.close()
 
 
 @pytest.mark.parametrize("seed", range(LIVES))
@@ -150,14 +143,11 @@ def test_with_async_flush_a_power_cut_at_any_step_leaves_a_clean_prefix(seed):
 
     for number, (event, disk, _, excused) in enumerate(life.points):
         disk.crash(SeededEntropy(number), LOSSES[number % 4])
-        try:
+        with noting(f"seed {seed}, before {event}"):
             shelf = life.reopened(disk)
             seen = life.check(shelf, 0, excused)
             shelf.restart()
             assert shelf.everything() == seen
-        except (AssertionError, TxmqError) as problem:
-            problem.add_note(f"seed {seed}, before {event}")
-            raise
 
 
 @pytest.mark.parametrize("seed", range(LIVES))
@@ -166,11 +156,8 @@ def test_a_killed_broker_keeps_everything_it_wrote(seed):
 
     for event, disk, acknowledged, excused in life.points[::3]:
         shelf = life.reopened(disk)
-        try:
+        with noting(f"seed {seed}, before {event}"):
             seen = life.check(shelf, acknowledged, excused)
             shelf.restart()
             assert shelf.everything() == seen
             assert shelf.recovery.cut_bytes == 0
-        except AssertionError as problem:
-            problem.add_note(f"seed {seed}, before {event}")
-            raise

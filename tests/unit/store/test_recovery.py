@@ -27,6 +27,12 @@ BIG = b"x" * 1500
 """Two spans with a body like this one fill a file of 4096 bytes."""
 
 
+@pytest.fixture
+def shelf():
+    """A store whose log has room in its first file."""
+    return Shelf(sizes=ONE_FILE)
+
+
 def the_log(disk):
     (name,) = disk.names("log")
     return f"log/{name}"
@@ -40,6 +46,27 @@ def cut_off(disk, path, length):
     file.truncate(length)
     file.sync()
     return twin
+
+
+def unsynced(shelf, *numbers):
+    """Write messages with a big body each, and sync none of them."""
+    for number in numbers:
+        shelf.put(b"%d" % number + BIG)
+        shelf.store.write()
+
+
+def fail_all_syncs(shelf):
+    for _ in shelf.store.log.sync_point().files:
+        shelf.disk.fail_next_sync()
+        with pytest.raises(OSError, match="Input/output"):
+            shelf.sync()
+
+
+def checkpoint_whose_sync_fails(shelf):
+    pending = shelf.begin_checkpoint()
+    shelf.disk.fail_next_sync()
+    with pytest.raises(OSError, match="Input/output"):
+        pending.file.file.sync()
 
 
 def check_that_it_goes_on(shelf, before):
@@ -59,8 +86,7 @@ def check_that_it_goes_on(shelf, before):
 
 @pytest.mark.fault("S1")
 @pytest.mark.parametrize("is_indexed", [False, True], ids=["all scanned", "begin indexed"])
-def test_a_log_cut_at_any_byte_of_its_last_three_spans_keeps_those_before(is_indexed):
-    shelf = Shelf(sizes=ONE_FILE)
+def test_a_log_cut_at_any_byte_of_its_last_three_spans_keeps_those_before(shelf, is_indexed):
     shelf.add(b"one", b"two")
     if is_indexed:
         shelf.checkpoint()
@@ -80,8 +106,7 @@ def test_a_log_cut_at_any_byte_of_its_last_three_spans_keeps_those_before(is_ind
         check_that_it_goes_on(again, again.bodies())
 
 
-def test_a_span_cut_anywhere_is_gone_with_all_its_records():
-    shelf = Shelf(sizes=ONE_FILE)
+def test_a_span_cut_anywhere_is_gone_with_all_its_records(shelf):
     shelf.add(b"before")
     shelf.add_together(*[b"%d" % number * number for number in range(8)])
     shelf.close()
@@ -102,8 +127,7 @@ def garbage(size):
 @pytest.mark.fault("S2")
 @pytest.mark.parametrize("filling", [bytes, garbage, lambda size: b"\xff" * size])
 @pytest.mark.parametrize("size", [1, HEAD_BYTES, 3000])
-def test_bytes_after_the_last_whole_span_are_cut(filling, size):
-    shelf = Shelf(sizes=ONE_FILE)
+def test_bytes_after_the_last_whole_span_are_cut(shelf, filling, size):
     shelf.add(b"one", b"two")
     shelf.close()
     path = the_log(shelf.disk)
@@ -116,9 +140,8 @@ def test_bytes_after_the_last_whole_span_are_cut(filling, size):
 
 
 @pytest.mark.fault("S2")
-def test_spans_of_an_older_log_after_the_last_span_are_never_served():
+def test_spans_of_an_older_log_after_the_last_span_are_never_served(shelf):
     """No file is ever used twice, so an operator must find out how they got there."""
-    shelf = Shelf(sizes=ONE_FILE)
     shelf.add(*[b"old" * 9 for _ in range(9)])
     older = shelf.contents(the_log(shelf.disk))
     younger = Shelf(sizes=ONE_FILE)
@@ -145,8 +168,7 @@ def test_spans_of_another_log_right_after_the_last_span_are_never_served():
         shelf.open()
 
 
-def test_a_body_that_contains_a_whole_log_is_not_recovered_as_spans():
-    shelf = Shelf(sizes=ONE_FILE)
+def test_a_body_that_contains_a_whole_log_is_not_recovered_as_spans(shelf):
     shelf.add(b"one", b"two")
     log = shelf.contents(the_log(shelf.disk))
     shelf.add(log)
@@ -158,8 +180,7 @@ def test_a_body_that_contains_a_whole_log_is_not_recovered_as_spans():
     check_that_it_goes_on(again, {0: b"one", 1: b"two"})
 
 
-def test_a_second_recovery_changes_nothing():
-    shelf = Shelf(sizes=ONE_FILE)
+def test_a_second_recovery_changes_nothing(shelf):
     shelf.add(b"one", b"two", b"three")
     shelf.close()
     disk = cut_off(shelf.disk, the_log(shelf.disk), len(shelf.contents(the_log(shelf.disk))) - 1)
@@ -176,8 +197,7 @@ def test_a_second_recovery_changes_nothing():
 
 
 @pytest.mark.fault("S3")
-def test_a_flipped_bit_before_the_last_span_refuses_the_start():
-    shelf = Shelf(sizes=ONE_FILE)
+def test_a_flipped_bit_before_the_last_span_refuses_the_start(shelf):
     shelf.add(b"one", keys="k", tag="t")
     shelf.add_together(b"two", b"three")
     last = shelf.store.log.end
@@ -209,8 +229,7 @@ def test_a_flipped_bit_in_an_earlier_file_refuses_the_start():
                 Shelf(disk)
 
 
-def test_a_bad_span_with_nothing_durable_after_it_is_cut_as_torn_tail():
-    shelf = Shelf(sizes=ONE_FILE)
+def test_a_bad_span_with_nothing_durable_after_it_is_cut_as_torn_tail(shelf):
     shelf.add(b"one")
     bad = shelf.store.log.end
     for body in (b"two", b"three"):
@@ -268,21 +287,31 @@ def record(offset=0, position=HEAD_BYTES, **more):
     return records.pack(Record(**{**values, **more}))
 
 
-def test_a_whole_span_without_records_refuses_the_start():
-    with pytest.raises(CorruptRecord, match="not a record"):
-        Shelf(log_of(b"x" * 200))
+def decision(kind, offset=0, half=0, place=-1, source=DecisionSource.PRODUCER):
+    return Decision(kind, source, offset, half, 0, place, 5).pack()
 
 
-def test_a_record_with_a_wrong_position_refuses_the_start():
-    with pytest.raises(CorruptRecord, match="states position 1"):
-        Shelf(log_of(record(position=1)))
+BEHIND = 2 * HEAD_BYTES + len(record())
+"""The position of a record in the second span."""
 
 
-def test_a_gap_in_the_offsets_of_a_queue_refuses_the_start():
-    first = record()
-
-    with pytest.raises(CorruptRecord, match="T/0 goes on at 2 behind 1"):
-        Shelf(log_of(first, record(2, 2 * HEAD_BYTES + len(first))))
+@pytest.mark.parametrize(
+    ("spans", "problem"),
+    [
+        ([b"x" * 200], "not a record"),
+        ([record(position=1)], "states position 1"),
+        ([record(), record(2, BEHIND)], "T/0 goes on at 2 behind 1"),
+        (
+            [record(sys_flag=0x4), record(2, BEHIND, sys_flag=0x4)],
+            "a half message does not follow",
+        ),
+        ([decision(DecisionKind.COMMITTED, place=0)], "is missing there"),
+    ],
+    ids=["no record", "a wrong position", "a gap", "a gap of halves", "a commit without its half"],
+)
+def test_a_whole_span_that_no_store_would_write_refuses_the_start(spans, problem):
+    with pytest.raises(CorruptRecord, match=problem):
+        Shelf(log_of(*spans))
 
 
 def test_a_recovered_half_message_is_in_the_half_queue_only():
@@ -298,8 +327,7 @@ def test_a_recovered_half_message_is_in_the_half_queue_only():
 @pytest.mark.parametrize("kind", [DecisionKind.COMMITTED, DecisionKind.ROLLED_BACK])
 def test_a_recovered_decided_half_message_is_in_the_half_queue_and_not_open(kind):
     half = record(0, sys_flag=0x4)
-    place = 0 if kind is DecisionKind.COMMITTED else -1
-    marker = Decision(kind, DecisionSource.PRODUCER, 0, HEAD_BYTES, 0, place, 5).pack()
+    marker = decision(kind, 0, HEAD_BYTES, 0 if kind is DecisionKind.COMMITTED else -1)
 
     shelf = Shelf(log_of(half, marker))
 
@@ -309,39 +337,22 @@ def test_a_recovered_decided_half_message_is_in_the_half_queue_and_not_open(kind
     assert not len(shelf.store.halves.pending)
 
 
-def test_a_gap_in_the_offsets_of_half_messages_refuses_the_start():
-    half = record(sys_flag=0x4)
-    second = record(2, 2 * HEAD_BYTES + len(half), sys_flag=0x4)
-
-    with pytest.raises(CorruptRecord, match="a half message does not follow"):
-        Shelf(log_of(half, second))
-
-
 @pytest.mark.parametrize(
     ("offset", "place"), [(1, 0), (0, 1)], ids=["op queue", "the message's queue"]
 )
 def test_a_gap_in_the_offsets_of_decisions_refuses_the_start(offset, place):
     half = record(0, sys_flag=0x4)
     plain = record(0, 2 * HEAD_BYTES + len(half))
-    first = Decision(DecisionKind.PARKED, DecisionSource.BROKER, 0, HEAD_BYTES, 0, -1, 5).pack()
-    bad = Decision(
-        DecisionKind.COMMITTED, DecisionSource.PRODUCER, 1 + offset, HEAD_BYTES, 0, 1 + place, 5
-    ).pack()
+    first = decision(DecisionKind.PARKED, 0, HEAD_BYTES, source=DecisionSource.BROKER)
+    bad = decision(DecisionKind.COMMITTED, 1 + offset, HEAD_BYTES, 1 + place)
 
     with pytest.raises(CorruptRecord, match="a decision does not follow"):
         Shelf(log_of(half, plain, first, bad))
 
 
-def test_a_commit_without_its_half_message_refuses_the_start():
-    marker = Decision(DecisionKind.COMMITTED, DecisionSource.PRODUCER, 0, 0, 0, 0, 5).pack()
-
-    with pytest.raises(CorruptRecord, match="is missing there"):
-        Shelf(log_of(marker))
-
-
 @pytest.mark.parametrize("size", [0, 4, 51, 53, 60, 1 << 30])
 def test_a_broken_marker_in_a_whole_span_refuses_the_start(size):
-    marker = Decision(DecisionKind.ROLLED_BACK, DecisionSource.PRODUCER, 0, 0, 0, -1, 5).pack()
+    marker = decision(DecisionKind.ROLLED_BACK)
 
     with pytest.raises(CorruptRecord, match="a marker"):
         Shelf(log_of(size.to_bytes(4, "big") + marker[4:]))
@@ -360,8 +371,7 @@ def test_a_disk_that_cannot_read_the_log_refuses_the_start():
 # --- damage in indexed records shows when they are read ---
 
 
-def test_a_flipped_bit_in_an_indexed_record_hides_no_message_silently():
-    shelf = Shelf(sizes=ONE_FILE)
+def test_a_flipped_bit_in_an_indexed_record_hides_no_message_silently(shelf):
     shelf.add(b"zero")
     (placed,) = shelf.add(b"one" * 5, unique="U", tag="t")
     end = shelf.store.log.end
@@ -394,8 +404,7 @@ def test_a_flipped_bit_in_an_indexed_record_hides_no_message_silently():
     assert len(data) == end - placed.position
 
 
-def test_a_flipped_bit_in_an_indexed_record_refuses_the_start_once_scanned():
-    shelf = Shelf(sizes=ONE_FILE)
+def test_a_flipped_bit_in_an_indexed_record_refuses_the_start_once_scanned(shelf):
     (placed,) = shelf.add(b"one", tag="t")
     shelf.add(b"two")
     shelf.restart_cleanly()
@@ -540,11 +549,9 @@ def test_a_crash_between_two_files_keeps_what_was_durable():
 def test_a_crash_with_several_unsynced_files_leaves_a_clean_prefix(seed):
     shelf = Shelf()
     shelf.add(b"0" + BIG)
-    for number in range(1, 9):
-        shelf.put(b"%d" % number + BIG)
-        shelf.store.write()
-        if number == 4:
-            shelf.sync()
+    unsynced(shelf, 1, 2, 3, 4)
+    shelf.sync()
+    unsynced(shelf, 5, 6, 7, 8)
     shelf.disk.crash(SeededEntropy(seed), Loss.PAGES)
 
     again = Shelf(shelf.disk)
@@ -557,9 +564,7 @@ def test_a_crash_with_several_unsynced_files_leaves_a_clean_prefix(seed):
 
 def test_messages_of_a_killed_broker_are_durable_before_anybody_reads_them():
     shelf = Shelf()
-    for number in range(5):
-        shelf.put(b"%d" % number + BIG)
-        shelf.store.write()
+    unsynced(shelf, *range(5))
     shelf.restart()
     seen = shelf.everything()
     assert len(shelf.bodies()) == 5
@@ -574,13 +579,8 @@ def test_after_a_failed_sync_messages_are_durable_before_anybody_reads_them():
     """The system takes the pages for clean, so another sync would not write them."""
     shelf = Shelf()
     shelf.add(BIG)
-    for number in range(4):
-        shelf.put(b"%d" % number + BIG)
-        shelf.store.write()
-    for _ in shelf.store.log.sync_point().files:
-        shelf.disk.fail_next_sync()
-        with pytest.raises(OSError, match="Input/output"):
-            shelf.sync()
+    unsynced(shelf, *range(4))
+    fail_all_syncs(shelf)
     shelf.restart()
     seen = shelf.everything()
     assert len(shelf.bodies()) == 5
@@ -593,10 +593,7 @@ def test_after_a_failed_sync_messages_are_durable_before_anybody_reads_them():
 def test_an_index_whose_sync_failed_is_made_durable_at_the_restart():
     shelf = Shelf()
     shelf.add(*[b"%d" % number + BIG for number in range(5)])
-    pending = shelf.store.checkpoints.begin(shelf.store.checkpoints.next_range())
-    shelf.disk.fail_next_sync()
-    with pytest.raises(OSError, match="Input/output"):
-        pending.file.file.sync()
+    checkpoint_whose_sync_fails(shelf)
     shelf.restart_cleanly()
     seen = shelf.everything()
 
@@ -649,9 +646,7 @@ def test_cutting_the_log_removes_the_indexes_of_the_cut_part():
     for number in range(5):
         shelf.put(b"%d" % number + BIG)
         written.append(shelf.store.write())  # before anything is durable, so none tells of another
-    shelf.sync()
-    for span in written:
-        shelf.store.publish(span)
+    shelf.publish(*written)
     shelf.checkpoint()
     shelf.close()
     first, *later = shelf.index_files()
@@ -699,9 +694,7 @@ def test_a_log_cut_at_the_beginning_of_a_file_continues_there():
 @pytest.mark.parametrize("seed", range(40))
 def test_a_power_cut_during_recovery_changes_nothing(seed):
     shelf = Shelf()
-    for number in range(7):
-        shelf.put(b"%d" % number + BIG)
-        shelf.store.write()
+    unsynced(shelf, *range(7))
     shelf.disk.crash(SeededEntropy(seed), Loss.PAGES)
     expected = Shelf(shelf.disk.clone()).everything()
 
@@ -793,13 +786,8 @@ def test_messages_unsynced_on_a_full_disk_are_durable_before_later_ones(goes_on)
     """S6: what a failed sync left in the cache is written again as soon as there is room."""
     shelf = Shelf()
     shelf.add(BIG)
-    for number in range(4):
-        shelf.put(b"%d" % number + BIG)
-        shelf.store.write()
-    for _ in shelf.store.log.sync_point().files:
-        shelf.disk.fail_next_sync()
-        with pytest.raises(OSError, match="Input/output"):
-            shelf.sync()
+    unsynced(shelf, *range(4))
+    fail_all_syncs(shelf)
     full(shelf.disk)
     shelf.restart()
     seen = shelf.bodies()
@@ -816,13 +804,9 @@ def test_messages_unsynced_on_a_full_disk_are_durable_before_later_ones(goes_on)
     assert Shelf(shelf.disk).bodies() == seen
 
 
-def test_an_index_unsynced_on_a_full_disk_is_durable_before_the_next_one():
-    shelf = Shelf(sizes=ONE_FILE)
+def test_an_index_unsynced_on_a_full_disk_is_durable_before_the_next_one(shelf):
     shelf.add(b"one")
-    pending = shelf.store.checkpoints.begin(shelf.store.checkpoints.next_range())
-    shelf.disk.fail_next_sync()
-    with pytest.raises(OSError, match="Input/output"):
-        pending.file.file.sync()
+    checkpoint_whose_sync_fails(shelf)
     full(shelf.disk)
     shelf.restart()
     shelf.disk.repair()
@@ -836,8 +820,7 @@ def test_an_index_unsynced_on_a_full_disk_is_durable_before_the_next_one():
     assert again.recovery[:3] == (0, 0, 0)
 
 
-def test_a_torn_tail_on_a_full_disk_is_cut_when_there_is_room():
-    shelf = Shelf(sizes=ONE_FILE)
+def test_a_torn_tail_on_a_full_disk_is_cut_when_there_is_room(shelf):
     shelf.add(b"one", b"two")
     shelf.close()
     torn = cut_off(shelf.disk, the_log(shelf.disk), len(shelf.contents(the_log(shelf.disk))) - 5)
@@ -864,8 +847,7 @@ def test_a_second_broker_in_one_directory_is_refused():
     assert shelf.bodies() == {0: b"still mine"}
 
 
-def test_a_refused_start_releases_the_directory():
-    shelf = Shelf(sizes=ONE_FILE)
+def test_a_refused_start_releases_the_directory(shelf):
     shelf.add(b"one", b"two")
     shelf.close()
     shelf.disk.flip_bit(the_log(shelf.disk), 50)

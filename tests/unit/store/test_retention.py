@@ -18,6 +18,11 @@ NOW = START_MS + 1000 * HOUR_MS
 BIG = b"x" * 1500
 
 
+@pytest.fixture
+def shelf():
+    return Shelf()
+
+
 def files(*hours):
     """Files whose last messages have these ages in hours, oldest first."""
     return [
@@ -28,55 +33,47 @@ def files(*hours):
 
 OLD, YOUNG = (100, 90, 80), (10, 5)
 
-FORCED = RetentionVerdict(FORCED_PER_ROUND, refuse_sends=True)
-
 
 @pytest.mark.parametrize(
-    ("ages", "hour", "used", "pinned", "expected"),
+    ("ages", "hour", "used", "pinned", "deleted", "refuses"),
     [
         # Only at the hour, unless the disk is short.
-        (OLD, 4, 0.10, None, RetentionVerdict(3, refuse_sends=False)),
-        (OLD, 3, 0.10, None, RetentionVerdict(0, refuse_sends=False)),
-        (OLD, 5, 0.10, None, RetentionVerdict(0, refuse_sends=False)),
-        (OLD, 5, 0.75, None, RetentionVerdict(0, refuse_sends=False)),
-        (OLD, 5, 0.76, None, RetentionVerdict(3, refuse_sends=False)),
+        (OLD, 4, 0.10, None, 3, False),
+        (OLD, 3, 0.10, None, 0, False),
+        (OLD, 5, 0.10, None, 0, False),
+        (OLD, 5, 0.75, None, 0, False),
+        (OLD, 5, 0.76, None, 3, False),
         # Only what is old, unless the disk is very short.
-        (OLD + YOUNG, 4, 0.10, None, RetentionVerdict(3, refuse_sends=False)),
-        (OLD + YOUNG, 5, 0.85, None, RetentionVerdict(3, refuse_sends=False)),
-        (OLD + YOUNG, 5, 0.86, None, RetentionVerdict(5, refuse_sends=False)),
-        (YOUNG, 4, 0.10, None, RetentionVerdict(0, refuse_sends=False)),
-        (YOUNG, 4, 0.86, None, RetentionVerdict(2, refuse_sends=False)),
+        (OLD + YOUNG, 4, 0.10, None, 3, False),
+        (OLD + YOUNG, 5, 0.85, None, 3, False),
+        (OLD + YOUNG, 5, 0.86, None, 5, False),
+        (YOUNG, 4, 0.10, None, 0, False),
+        (YOUNG, 4, 0.86, None, 2, False),
         # A young file keeps the older-looking ones behind it.
-        ((10, 100), 4, 0.10, None, RetentionVerdict(0, refuse_sends=False)),
+        ((10, 100), 4, 0.10, None, 0, False),
         # The edge of 72 hours.
-        ((72,), 4, 0.10, None, RetentionVerdict(0, refuse_sends=False)),
-        ((72.001,), 4, 0.10, None, RetentionVerdict(1, refuse_sends=False)),
+        ((72,), 4, 0.10, None, 0, False),
+        ((72.001,), 4, 0.10, None, 1, False),
         # A limited number of young files at once, and all old ones.
-        ((1,) * 30, 5, 0.99, None, RetentionVerdict(FORCED_PER_ROUND, refuse_sends=True)),
-        ((100,) * 30, 5, 0.99, None, RetentionVerdict(30, refuse_sends=True)),
-        (
-            (100,) * 4 + (1,) * 30,
-            5,
-            0.99,
-            None,
-            RetentionVerdict(FORCED_PER_ROUND, refuse_sends=True),
-        ),
+        ((1,) * 30, 5, 0.99, None, FORCED_PER_ROUND, True),
+        ((100,) * 30, 5, 0.99, None, 30, True),
+        ((100,) * 4 + (1,) * 30, 5, 0.99, None, FORCED_PER_ROUND, True),
         # Never what is pinned, nor what follows it.
-        (OLD, 4, 0.99, 0, RetentionVerdict(0, refuse_sends=True)),
-        (OLD, 4, 0.99, 1999, RetentionVerdict(1, refuse_sends=True)),
-        (OLD, 4, 0.99, 2000, RetentionVerdict(2, refuse_sends=True)),
-        (OLD, 4, 0.99, 9999, RetentionVerdict(3, refuse_sends=True)),
+        (OLD, 4, 0.99, 0, 0, True),
+        (OLD, 4, 0.99, 1999, 1, True),
+        (OLD, 4, 0.99, 2000, 2, True),
+        (OLD, 4, 0.99, 9999, 3, True),
         # Nothing there.
-        ((), 4, 0.90, None, RetentionVerdict(0, refuse_sends=False)),
-        ((), 4, 0.91, None, RetentionVerdict(0, refuse_sends=True)),
+        ((), 4, 0.90, None, 0, False),
+        ((), 4, 0.91, None, 0, True),
     ],
 )
 def test_age_hour_disk_use_and_pins_decide_how_many_files_are_deleted(
-    ages, hour, used, pinned, expected
+    ages, hour, used, pinned, deleted, refuses
 ):
     found = decide(RetentionSettings(), files(*ages), NOW, hour, used, pinned)
 
-    assert found == expected
+    assert found == RetentionVerdict(deleted, refuse_sends=refuses)
 
 
 @pytest.mark.parametrize("hour", range(24))
@@ -95,8 +92,7 @@ def test_with_a_clock_that_is_behind_no_file_is_old():
 # --- what the store offers ---
 
 
-def test_only_complete_and_indexed_files_can_be_deleted():
-    shelf = Shelf()
+def test_only_complete_and_indexed_files_can_be_deleted(shelf):
     shelf.add(*[BIG] * 7)
     extents = shelf.store.log.segments.extents()
     assert len(extents) == 4
@@ -107,41 +103,28 @@ def test_only_complete_and_indexed_files_can_be_deleted():
 
 
 @pytest.mark.parametrize("restart", [None, "restart", "restart_cleanly"])
-def test_a_file_is_as_old_as_its_last_message(restart):
-    shelf = Shelf()
+def test_a_file_is_as_old_as_its_last_message(shelf, restart):
     for number in range(7):
         shelf.add(BIG, at_ms=START_MS + number)
     shelf.checkpoint()
     if restart:
         getattr(shelf, restart)()
 
-    assert [file.last_ms - START_MS for file in shelf.completed_files()] == [
-        1,
-        3,
-        5,
-    ]
+    assert [file.last_ms - START_MS for file in shelf.completed_files()] == [1, 3, 5]
 
 
-def test_the_age_of_a_file_does_not_depend_on_when_it_was_published():
-    shelf = Shelf()
+def test_the_age_of_a_file_does_not_depend_on_when_it_was_published(shelf):
     waiting = []
     for number in range(7):
         shelf.put(BIG, at_ms=START_MS + number)
         waiting.append(shelf.store.write())
-    shelf.sync()
-    for span in waiting:
-        shelf.store.publish(span)
+    shelf.publish(*waiting)
     shelf.checkpoint()
 
-    assert [file.last_ms - START_MS for file in shelf.completed_files()] == [
-        1,
-        3,
-        5,
-    ]
+    assert [file.last_ms - START_MS for file in shelf.completed_files()] == [1, 3, 5]
 
 
-def test_deleting_a_file_removes_only_its_messages():
-    shelf = Shelf()
+def test_deleting_a_file_removes_only_its_messages(shelf):
     for number in range(8):
         shelf.add(b"%d" % number + BIG, keys="K")
     shelf.checkpoint()
@@ -155,8 +138,7 @@ def test_deleting_a_file_removes_only_its_messages():
     assert len(shelf.disk.names("index")) == len(shelf.disk.names("log"))
 
 
-def test_the_floors_after_a_deletion_are_computed_in_advance():
-    shelf = Shelf()
+def test_the_floors_after_a_deletion_are_computed_in_advance(shelf):
     for number in range(8):
         shelf.add(b"%d" % number + BIG, number=number % 2)
     shelf.add(b"small", topic="only here")
@@ -169,8 +151,7 @@ def test_the_floors_after_a_deletion_are_computed_in_advance():
         }
 
 
-def test_a_queue_with_all_messages_deleted_keeps_its_offsets():
-    shelf = Shelf()
+def test_a_queue_with_all_messages_deleted_keeps_its_offsets(shelf):
     shelf.add(b"a", b"b", b"c", topic="Quiet")
     shelf.add(*[BIG] * 5)
     shelf.checkpoint()
@@ -236,64 +217,61 @@ def check_offsets(steps):
 # --- deleting a topic while messages are on their way ---
 
 
-@pytest.mark.parametrize("is_saved", [False, True], ids=["in memory", "in an index"])
-def test_unpublished_messages_keep_their_offsets_when_their_topic_is_deleted(is_saved):
+@pytest.fixture(params=[False, True], ids=["in memory", "in an index"])
+def saved(request):
+    """A store with two messages."""
     shelf = Shelf()
     shelf.add(b"zero", b"one")
-    if is_saved:
+    if request.param:
         shelf.checkpoint()
-    shelf.put(b"two")
-    span = shelf.store.write()
+    return shelf
 
-    shelf.forget("T")
 
-    shelf.sync()
-    shelf.store.publish(span)
-    shelf.add(b"three")
-    assert shelf.bodies() == {2: b"two", 3: b"three"}
+def check_bodies(shelf, bodies):
+    """Check what is visible, also after a restart."""
+    assert shelf.bodies() == bodies
     shelf.restart()
-    assert shelf.bodies() == {2: b"two", 3: b"three"}
+    assert shelf.bodies() == bodies
 
 
-@pytest.mark.parametrize("is_saved", [False, True], ids=["in memory", "in an index"])
-def test_a_write_that_fails_after_its_topic_was_deleted_hides_nothing(is_saved):
-    shelf = Shelf()
-    shelf.add(b"zero", b"one")
-    if is_saved:
-        shelf.checkpoint()
-    shelf.put(b"lost")
+def test_unpublished_messages_keep_their_offsets_when_their_topic_is_deleted(saved):
+    saved.put(b"two")
+    span = saved.store.write()
 
-    shelf.forget("T")
+    saved.forget("T")
 
-    shelf.disk.fail_writes(times=1)
+    saved.publish(span)
+    saved.add(b"three")
+    check_bodies(saved, {2: b"two", 3: b"three"})
+
+
+def test_a_write_that_fails_after_its_topic_was_deleted_hides_nothing(saved):
+    saved.put(b"lost")
+
+    saved.forget("T")
+
+    saved.disk.fail_writes(times=1)
     with pytest.raises(Exception, match="refused"):
-        shelf.store.write()
-    shelf.add(b"two")
-    assert shelf.bodies() == {2: b"two"}
-    shelf.restart()
-    assert shelf.bodies() == {2: b"two"}
+        saved.store.write()
+    saved.add(b"two")
+    check_bodies(saved, {2: b"two"})
 
 
-def test_a_topic_deleted_during_a_checkpoint_stays_deleted():
-    shelf = Shelf()
+def test_a_topic_deleted_during_a_checkpoint_stays_deleted(shelf):
     shelf.add(b"zero", b"one")
-    pending = shelf.store.checkpoints.begin(shelf.store.checkpoints.next_range())
+    pending = shelf.begin_checkpoint()
 
     shelf.forget("T")
 
-    pending.file.file.sync()
-    shelf.store.checkpoints.confirm(pending)
+    shelf.confirm(pending)
     shelf.add(b"two")
-    assert shelf.bodies() == {2: b"two"}
-    shelf.restart()
-    assert shelf.bodies() == {2: b"two"}
+    check_bodies(shelf, {2: b"two"})
 
 
 # --- with the table of floors on the same disk ---
 
 
-def test_a_crash_anywhere_between_saving_floors_and_deleting_files_reuses_no_offset():
-    shelf = Shelf()
+def test_a_crash_anywhere_between_saving_floors_and_deleting_files_reuses_no_offset(shelf):
     Keeper(shelf.disk).save_floors({}, 0)
     shelf.add(b"a", topic="Quiet")
     shelf.add(*[BIG] * 6)
@@ -330,8 +308,7 @@ def test_a_full_disk_keeps_the_floors_it_has_and_the_files():
     assert len(shelf.bodies()) == 6
 
 
-def test_an_index_that_cannot_be_deleted_leaves_its_file_in_use():
-    shelf = Shelf()
+def test_an_index_that_cannot_be_deleted_leaves_its_file_in_use(shelf):
     shelf.add(*[b"%d" % number + BIG for number in range(6)])
     shelf.checkpoint()
     before = shelf.bodies()

@@ -26,6 +26,11 @@ def opened(disk):
     return segments
 
 
+def fail_a_write(segments, kind=WriteFailed):
+    with pytest.raises(kind):
+        segments.append(b"x" * 50)
+
+
 def filled(disk, *sizes):
     """Segments with writes of these sizes, each with its own letter."""
     segments = opened(disk)
@@ -162,8 +167,7 @@ def test_bytes_left_by_a_failed_write_never_overlap_the_next_file():
     disk = MemoryDisk()
     segments = filled(disk, 10)
     disk.fail_writes(times=2)  # the write, and cutting off what it left
-    with pytest.raises(WriteFailed):
-        segments.append(b"x" * 50)
+    fail_a_write(segments)
 
     segments.append(b"y" * 95)
 
@@ -177,8 +181,7 @@ def test_a_file_whose_creation_failed_is_removed_when_the_log_goes_on_before_it(
     disk = MemoryDisk()
     segments = filled(disk, 90)
     disk.fail_next_sync()  # of the folder
-    with pytest.raises(WriteFailed):
-        segments.append(b"x" * 50)
+    fail_a_write(segments)
 
     segments.append(b"y" * 5)
 
@@ -191,8 +194,7 @@ def test_a_file_created_at_the_second_attempt_has_a_durable_name():
     disk = MemoryDisk()
     segments = filled(disk, 90)
     disk.fail_next_sync()
-    with pytest.raises(WriteFailed):
-        segments.append(b"x" * 50)
+    fail_a_write(segments)
 
     segments.append(b"x" * 50)
     segments.files[-1].sync()
@@ -205,8 +207,7 @@ def test_writes_are_refused_while_a_failed_write_cannot_be_cut_off():
     disk = MemoryDisk()
     segments = filled(disk, 10)
     disk.fail_writes()
-    with pytest.raises(WriteFailed):
-        segments.append(b"x" * 50)
+    fail_a_write(segments)
 
     with pytest.raises(WriteFailed):
         segments.append(b"y")
@@ -219,8 +220,7 @@ def test_a_write_on_a_full_disk_fails_and_keeps_earlier_bytes():
     segments = filled(disk, 90)
     disk.capacity = disk.space().used
 
-    with pytest.raises(DiskFull):
-        segments.append(b"x" * 50)
+    fail_a_write(segments, DiskFull)
 
     disk.capacity = None
     segments.append(b"y" * 50)
@@ -232,8 +232,7 @@ def test_a_write_larger_than_a_file_reuses_the_file_of_a_failed_write():
     disk = MemoryDisk()
     segments = filled(disk, 90)
     disk.capacity = disk.space().used
-    with pytest.raises(DiskFull):
-        segments.append(b"x" * 50)
+    fail_a_write(segments, DiskFull)
     disk.capacity = None
 
     segments.append(b"y" * 500)

@@ -290,7 +290,7 @@ SHARED = {
     ),
     "RELAYED_MAX": Shared(("broker",), "requestsRelayed", "relaysRefused", relays, 0),
     "pending_max": Shared(("broker",), "transactionsOpen", "transactionsRefused", halves),
-    # tests/unit/test_flusher.py
+    # tests/unit/services/test_flusher.py
     "UNSYNCED_BYTES_MAX": Shared(("broker",), "bytesWaitingForSync", "busyRefused"),
     # Further checks wait their turn, and the conditions that were used least are compiled again.
     "CHECKS_MAX": Shared(("broker",), "checksOpen", ""),

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.unit.copy_stage import FollowedShelf, LeadingShelf, promoted
+from tests.unit.replication.copy_stage import FollowedShelf, LeadingShelf, promoted
 from txmq.errors import DirectoryInUse, UsageError
 from txmq.runtime.disk import LocalDisk
 from txmq_broker.access.audit import read_audit

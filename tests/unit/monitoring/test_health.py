@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tests.running import run_by
 from tests.unit.handlers.handler_stage import SETTINGS, in_world
 from tests.unit.monitoring.scraping import of_broker
-from tests.unit.set_stage import in_set
+from tests.unit.replication.set_stage import in_set
 from txmq_broker.config import BrokerSettings, ReplicationSettings, ServerTlsSettings
 from txmq_broker.monitoring import samples as sampling
 from txmq_broker.monitoring.pages import MonitoringPages

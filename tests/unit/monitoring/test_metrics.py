@@ -27,7 +27,7 @@ from tests.unit.handlers.transaction_stage import (
     stay,
 )
 from tests.unit.monitoring.scraping import Scrape, of_broker, scraped
-from tests.unit.set_stage import in_set
+from tests.unit.replication.set_stage import in_set
 from txmq.metrics.table import MetricKind
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import SendBack, camel

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.faults.old_spans import in_old_form
+from tests.unit.offline.test_inspection import hard, inspect, repair
 from tests.unit.store.shelf import Shelf, rewrite
-from tests.unit.test_inspection import hard, inspect, repair
 from txmq.errors import CorruptRecord
 from txmq.protocol.span import DecisionKind, ends_in, heads_in, read_head
 from txmq_broker.offline.inspection.log_records import LogRecord, Selection, select

@@ -3,7 +3,13 @@
 import pytest
 from msgspec.structs import replace
 
-from tests.unit.copy_stage import FollowedShelf, LeadingShelf, in_virtual_time, log_of, promoted
+from tests.unit.replication.copy_stage import (
+    FollowedShelf,
+    LeadingShelf,
+    in_virtual_time,
+    log_of,
+    promoted,
+)
 from tests.unit.store.shelf import START_MS
 from txmq.protocol.span import HEAD_BYTES, DecisionKind
 from txmq_broker.services.keeper import Keeper

@@ -3,7 +3,7 @@
 import asyncio
 import zlib
 
-from tests.unit.set_stage import in_set
+from tests.unit.replication.set_stage import in_set
 from txmq.protocol.bodies import TopicConfig
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.copies import CopiedTables

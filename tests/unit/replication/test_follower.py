@@ -8,7 +8,7 @@ import pytest
 from tests.running import run_by
 from tests.unit.handlers.handler_stage import consumer
 from tests.unit.handlers.transaction_stage import COMMIT, ROLLBACK, end, prepare
-from tests.unit.set_stage import in_set
+from tests.unit.replication.set_stage import in_set
 from txmq.errors import ConfigError, ForeignFile, SyncFailed
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import MessageQuery, TopicHeader

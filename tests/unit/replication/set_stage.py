@@ -7,8 +7,8 @@ from contextlib import suppress
 
 from msgspec.structs import force_setattr, replace
 
-from tests.unit.copy_stage import log_of
 from tests.unit.handlers.handler_stage import STEADY, Client, Inbox
+from tests.unit.replication.copy_stage import log_of
 from txmq.errors import BrokerRefused
 from txmq.remoting.pool import ConnectionPool
 from txmq.testing import MachineCrashedError, World

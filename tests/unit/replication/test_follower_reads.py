@@ -7,7 +7,7 @@ import pytest
 from tests.running import run_by
 from tests.unit.handlers.handler_stage import consumer, pulled, pulling, sending
 from tests.unit.handlers.transaction_stage import COMMIT, end, prepare
-from tests.unit.set_stage import in_set
+from tests.unit.replication.set_stage import in_set
 from txmq.errors import ReplicaTimeout
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import (

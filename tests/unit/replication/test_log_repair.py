@@ -6,8 +6,8 @@ import logging
 import pytest
 
 from tests.running import run_by
-from tests.unit.set_stage import in_set
-from tests.unit.test_follower import fill
+from tests.unit.replication.set_stage import in_set
+from tests.unit.replication.test_follower import fill
 from txmq.protocol.copies import FollowerEntry
 from txmq.protocol.span import HEAD_BYTES, heads_in
 from txmq_broker.replication import log_shipper

@@ -5,7 +5,7 @@ import errno
 
 import pytest
 
-from tests.unit.copy_stage import (
+from tests.unit.replication.copy_stage import (
     FollowedShelf,
     LeadingShelf,
     damage_in,
@@ -13,7 +13,7 @@ from tests.unit.copy_stage import (
     log_of,
     promoted,
 )
-from tests.unit.test_log_copy import assert_equal, busy
+from tests.unit.replication.test_log_copy import assert_equal, busy
 from txmq.errors import CorruptRecord, DiskFull, RemoteProtocolError, SyncFailed
 from txmq.protocol.span import HEAD_BYTES, head
 from txmq.testing import Loss, SeededEntropy

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.unit.copy_stage import (
+from tests.unit.replication.copy_stage import (
     FollowedShelf,
     LeadingShelf,
     damage_in,

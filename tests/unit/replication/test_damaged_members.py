@@ -7,9 +7,9 @@ import pytest
 from msgspec.structs import force_setattr, replace
 
 from tests.running import run_by
-from tests.unit.copy_stage import log_of
 from tests.unit.handlers.handler_stage import STEADY, Client, Inbox
-from tests.unit.test_log_repair import flip, place_of, until
+from tests.unit.replication.copy_stage import log_of
+from tests.unit.replication.test_log_repair import flip, place_of, until
 from txmq.remoting.pool import ConnectionPool
 from txmq.testing import MachineCrashedError, World
 from txmq.testing.coordination import SimulatedCoordination

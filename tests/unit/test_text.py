@@ -1,4 +1,4 @@
-"""Control characters that a terminal would obey are shown as text."""
+"""Text for people: control characters are shown by name, and a noun agrees with its count."""
 
 import json
 import unicodedata
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txmq.text import printable, printable_json
+from txmq.text import printable, printable_json, quantity
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,18 @@ def test_printable_json_decodes_to_the_same_value(text, is_ascii):
 
     assert json.loads(written) == {"text": text}
     assert {unicodedata.category(sign) for sign in written} & {"Cc", "Cf", "Co"} == set()
+
+
+@pytest.mark.parametrize(
+    ("count", "words", "shown"),
+    [
+        (0, ("message",), "0 messages"),
+        (1, ("message",), "1 message"),
+        (2, ("message",), "2 messages"),
+        (1, ("retry", "retries"), "1 retry"),
+        (3, ("retry", "retries"), "3 retries"),
+        (1, ("row was", "rows were"), "1 row was"),
+    ],
+)
+def test_a_noun_agrees_with_its_count(count, words, shown):
+    assert quantity(count, *words) == shown

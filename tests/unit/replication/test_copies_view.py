@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.running import run_by
-from tests.unit.set_stage import in_set
+from tests.unit.replication.set_stage import in_set
 from txmq.errors import IllegalOperation
 from txmq.protocol.bodies import TextTable
 from txmq.protocol.codes import RequestCode

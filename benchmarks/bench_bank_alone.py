@@ -241,8 +241,8 @@ def ms(begun, ended):
 
 def shares_of(parts):
     """Which share of the time from request to credit each part took."""
-    there = {name: each for name, each in parts.items() if not name.startswith("beside_")}
-    return {name: each / sum(there.values()) for name, each in there.items()}
+    there = {name: part for name, part in parts.items() if not name.startswith("beside_")}
+    return {name: figure / sum(there.values()) for name, figure in there.items()}
 
 
 def parts_of_half(story, taken):

@@ -86,10 +86,12 @@ def decorated(bench, plan):
     finally:
         server.stop()
     at = str(COMPARED_AT)
-    ratios = {f"{name}_over_bare": each[at]["decorated_over_bare"] for name, each in found.items()}
+    ratios = {
+        f"{name}_over_bare": figures[at]["decorated_over_bare"] for name, figures in found.items()
+    }
     by_hand = {
-        f"{name}_over_handwritten": each[at]["decorated_over_handwritten"]
-        for name, each in found.items()
+        f"{name}_over_handwritten": figures[at]["decorated_over_handwritten"]
+        for name, figures in found.items()
     }
     return {"compared_at": COMPARED_AT, **ratios, **by_hand, **found}
 

@@ -115,7 +115,7 @@ class Server:
 
     def start(self):
         """Run it; notes how long it took from the start of the process until it was ready."""
-        clean = {name: each for name, each in os.environ.items() if not name.startswith("TXMQ_")}
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("TXMQ_")}
         core = self.bench.core
         path = os.pathsep.join([str(self.checkout), str(self.checkout / "broker")])
         with (self.folder / "stderr").open("ab") as log:

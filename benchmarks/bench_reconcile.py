@@ -48,31 +48,33 @@ def _of(bench, plan, size):
     _alone("before", folder, size)
     found = {"bare": [], "plain": [], "next": [], "whole": [], "by_hand": []}
     for _ in range(plan.reconciled_turns):
-        for what, each in found.items():
+        for what, figures in found.items():
             plan.say(f"reconcile: {size:,} transfers, {what}")
             if what in OUT:
                 for place in (f"runs/{DAY}", f"results/*/business_date={DAY}"):
                     for path in (folder / OUT[what]).glob(place):
                         shutil.rmtree(path)
             shutil.rmtree(folder / "by_hand", ignore_errors=True)
-            each.append(_alone(what, folder, size))
+            figures.append(_alone(what, folder, size))
     if size <= COMPARED and (differing := differences(folder / "by_hand", folder / "out/results")):
         raise CannotStart(f"the job by hand and a reconciliation differ: {differing}")
     shutil.rmtree(folder)
-    cpu = {what: [one["cpu_s"] for one in each] for what, each in found.items()}
-    seconds = {what: [one["seconds"] for one in each] for what, each in found.items()}
+    cpu = {what: [one["cpu_s"] for one in figures] for what, figures in found.items()}
+    seconds = {what: [one["seconds"] for one in figures] for what, figures in found.items()}
     return {
         "made": made,
-        **{f"{what}_s": _spread(each) for what, each in seconds.items()},
+        **{f"{what}_s": _spread(samples) for what, samples in seconds.items()},
         "whole_over_bare": _over(seconds["whole"], seconds["bare"]),
         "next_over_bare": _over(seconds["next"], seconds["bare"]),
         "whole_over_plain": _over(seconds["whole"], seconds["plain"]),
-        "cpu_s": {what: _spread(each) for what, each in cpu.items()},
+        "cpu_s": {what: _spread(samples) for what, samples in cpu.items()},
         "whole_cpu_over_by_hand": _over(cpu["whole"], cpu["by_hand"]),
-        "jobs": {what: max(one["jobs"] for one in each) for what, each in found.items()},
+        "jobs": {what: max(one["jobs"] for one in figures) for what, figures in found.items()},
         "rows_per_s": _spread([run["rows_per_s"] for run in found["whole"]]),
         "items": found["whole"][0]["items"],
-        "peak_mb": {what: max(one["peak_mb"] for one in each) for what, each in found.items()},
+        "peak_mb": {
+            what: max(one["peak_mb"] for one in figures) for what, figures in found.items()
+        },
     }
 
 

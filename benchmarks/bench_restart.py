@@ -108,7 +108,7 @@ class _Log:
 
     def over(self, other, *, is_cold):
         ours, theirs = (self.cold, other.cold) if is_cold else (self.warm, other.warm)
-        return spread([each / other for each, other in zip(ours, theirs, strict=True)])
+        return spread([one / other for one, other in zip(ours, theirs, strict=True)])
 
     def rebuild(self):
         """Start without any index file."""

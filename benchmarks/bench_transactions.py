@@ -52,8 +52,8 @@ class Producer:
             self.prepared = None
             ends = b"".join(
                 [
-                    self.end.fill(each, b"%d" % int(position, 16), offset)
-                    for each, (position, offset) in zip(ids, places, strict=True)
+                    self.end.fill(unique, b"%d" % int(position, 16), offset)
+                    for unique, (position, offset) in zip(ids, places, strict=True)
                 ]
             )
             if self.is_alone:

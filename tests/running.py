@@ -20,9 +20,9 @@ def run_by(runner, *arguments, **options):
 
     def decorate(test):
         named = [
-            each.replace(kind=Parameter.KEYWORD_ONLY)
-            for each in signature(test).parameters.values()
-            if each.kind is not Parameter.POSITIONAL_ONLY
+            parameter.replace(kind=Parameter.KEYWORD_ONLY)
+            for parameter in signature(test).parameters.values()
+            if parameter.kind is not Parameter.POSITIONAL_ONLY
         ]
         if isinstance(runner, str):
             named.append(Parameter(runner, Parameter.KEYWORD_ONLY))

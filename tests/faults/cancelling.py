@@ -109,18 +109,27 @@ class Attempt:
     def _look(self, before, since):
         left = [task for task in asyncio.all_tasks() - before if task.get_name() not in self._stays]
         assert not left, "tasks run on:\n  " + "\n  ".join(waits(left))
-        asked = [len(each._exchange.waiting) for network in self._networks for each in network.made]
+        asked = [
+            len(connection._exchange.waiting)
+            for network in self._networks
+            for connection in network.made
+        ]
         assert not any(asked), "requests wait for answers"
         if not self._stays:
-            opened = [each.address for net in self._networks for each in net.made if each.is_open]
+            opened = [
+                connection.address
+                for net in self._networks
+                for connection in net.made
+                if connection.is_open
+            ]
             assert not opened, f"connections are open: {opened}"
         gc.collect()
         awaited = [task._fut_waiter for task in asyncio.all_tasks()]
         idle = [
-            each
-            for each in gc.get_objects()
-            if isinstance(each, SimulatedFuture) and each.number > since and not each.done()
-            if not any(each is other for other in awaited)
+            future
+            for future in gc.get_objects()
+            if isinstance(future, SimulatedFuture) and future.number > since and not future.done()
+            if not any(future is other for other in awaited)
         ]
         assert not idle, f"nobody will ever resolve {idle}"
 

@@ -193,9 +193,9 @@ def test_two_messages_for_one_transfer_debit_it_once(icbc):
 def test_a_check_before_the_debit_refuses_every_message_of_the_transfer(icbc):
     async def scenario():
         async with icbc.engine() as engine, icbc.engine() as others:
-            banks = [ICBCTransactionListener(each) for each in (engine, others)]
+            banks = [ICBCTransactionListener(database) for database in (engine, others)]
             checks = await asyncio.gather(
-                *(each.check_local_transaction(asked("x-2", order_of())) for each in banks)
+                *(bank.check_local_transaction(asked("x-2", order_of())) for bank in banks)
             )
             late = await banks[0].execute_local_transaction(half("x-1", order_of()), order_of())
             return [*checks, late, await banks[0].check_local_transaction(asked("x-1", order_of()))]

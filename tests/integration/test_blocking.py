@@ -104,9 +104,9 @@ def test_producers_share_a_client_and_its_loop_thread(names):
         ):
             sending = [one.send, two.send] * 8
             sent = list(pool.map(lambda f: f(Message(topic="Shared", body=b"x")), sending))
-            assert sorted(each.offset for each in sent) == list(range(16))
+            assert sorted(result.offset for result in sent) == list(range(16))
         assert client.admin.topics()
-    assert not [each for each in threading.enumerate() if each.name == "txmq-loop"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "txmq-loop"]
 
 
 def test_a_client_starts_and_stops_the_consumers_of_decorated_functions(names):

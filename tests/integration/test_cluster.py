@@ -121,7 +121,7 @@ def test_the_cluster_outlives_a_broker_and_its_name_server(cluster):
 
 async def two_brokers_share_a_topic(admin):
     await admin.create_topic(TOPIC, QUEUES)
-    assert [each.name for each in await admin.cluster()] == ["broker-a", "broker-b"]
+    assert [broker.name for broker in await admin.cluster()] == ["broker-a", "broker-b"]
     route = await admin.route(TOPIC)
     assert route.brokers == ("broker-a", "broker-b")
     assert len(route.writable) == len(route.readable) == 2 * QUEUES
@@ -130,7 +130,7 @@ async def two_brokers_share_a_topic(admin):
     receipts = [
         await admin.send(Message(topic=TOPIC, body=body)) for body in bodies(b"any", 4 * QUEUES)
     ]
-    assert {each.queue for each in receipts} == set(route.writable)
+    assert {receipt.queue for receipt in receipts} == set(route.writable)
     places = await write(admin, "broker-a", *bodies(b"a"))
     places |= await write(admin, "broker-b", *bodies(b"b"))
     assert await read(admin, places) == places
@@ -144,10 +144,10 @@ async def one_broker_dies_and_comes_back(cluster, session, admin, places):
         return await brokers_of(session) == ("broker-b",)
 
     await eventually(only_b, SOON_S, "the dead broker is still in the route")
-    assert [each.name for each in await admin.cluster()] == ["broker-b"]
+    assert [broker.name for broker in await admin.cluster()] == ["broker-b"]
     more = await write(admin, "broker-b", *bodies(b"b alone"))
     receipts = [await admin.send(Message(topic=TOPIC, body=b"any")) for _ in range(2 * QUEUES)]
-    assert {each.queue.broker for each in receipts} == {"broker-b"}
+    assert {receipt.queue.broker for receipt in receipts} == {"broker-b"}
     with pytest.raises(TxmqError):
         await admin.send(Message(topic=TOPIC, body=b"nobody"), Queue(TOPIC, "broker-a", 0))
 

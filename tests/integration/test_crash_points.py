@@ -21,7 +21,9 @@ from txmq.runtime.network import SystemNetwork
 PATIENCE_S = 20.0
 NOWHERE = "nowhere"
 # A simulated broker dies at every label in every run; here one of each phase's seams will do.
-CHOSEN = LABELS if IS_SOAK else [*LABELS[::24], *{phase_of(each): each for each in LABELS}.values()]
+CHOSEN = (
+    LABELS if IS_SOAK else [*LABELS[::24], *{phase_of(label): label for label in LABELS}.values()]
+)
 
 
 class Launcher:

@@ -352,15 +352,15 @@ def kept_by(broker: BrokerProcess) -> dict[str, object]:
     return {
         "topics": {name: topic for name, topic in topics.items() if name != RETRIES},
         "groups": {name: group for name, group in groups.items() if name != "g"},
-        "offsets": {place: each for place, each in offsets.items() if "Fuzz@g" not in place},
+        "offsets": {place: offset for place, offset in offsets.items() if "Fuzz@g" not in place},
         "settings": as_operator(at, 26)[1],
         "messages": [
             as_operator(at, 30, topic="Closed", queueId=queue)[0]["offset"] for queue in range(4)
         ],
         "transactions": [
-            each
-            for each in json.loads(as_operator(at, LIST_TRANSACTIONS)[1])["transactions"]
-            if each["topic"] != "Fuzz"
+            transaction
+            for transaction in json.loads(as_operator(at, LIST_TRANSACTIONS)[1])["transactions"]
+            if transaction["topic"] != "Fuzz"
         ],
         "names": set(json.loads(as_operator(names, 206)[1])["topicList"]) - {RETRIES},
         "values": as_operator(names, 219, namespace="N")[1],

@@ -177,11 +177,11 @@ def test_the_sync_producer_prints_a_result_for_each_message(broker):
 def test_the_async_producer_makes_two_queues_and_waits_for_all_answers(broker):
     results = results_in(lines_of("async_producer", broker))
 
-    assert len({each.id for each in results}) == 100
-    assert {each.number for each in results} == {0, 1}
+    assert len({result.id for result in results}) == 100
+    assert {result.number for result in results} == {0, 1}
     records = records_of(broker, "testTopic", 2)
     assert sorted_bodies(records) == numbered("Hi,RocketMQ Async Test", 100)
-    assert {each.tags for queue in records.values() for each in queue} == {"testAsyncTag"}
+    assert {record.tags for queue in records.values() for record in queue} == {"testAsyncTag"}
 
 
 def test_the_oneway_producer_prints_no_results_and_loses_nothing(broker):
@@ -196,9 +196,9 @@ def test_the_ordered_producer_sends_each_order_to_its_own_queue(broker):
 
     results = results_in(lines_of("ordered_producer", broker))
 
-    assert [each.number for each in results] == [order % 3 for order in range(100)]
+    assert [result.number for result in results] == [order % 3 for order in range(100)]
     for number, queue in records_of(broker, "testTopic", 3).items():
-        orders = [int(each.body.split()[-1]) for each in queue]
+        orders = [int(record.body.split()[-1]) for record in queue]
         assert orders == list(range(number, 100, 3))
 
 

@@ -281,10 +281,10 @@ def test_nothing_is_booked_without_a_broker(framework, bank):
 
 
 def test_the_page_shows_code_of_the_example_programs():
-    programs = "".join(each.read_text() for each in (ROOT / "examples/web").glob("*.py"))
+    programs = "".join(path.read_text() for path in (ROOT / "examples/web").glob("*.py"))
     shown = re.findall(r"```py\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
     assert len(shown) >= 6
-    for each in shown:
-        for part in re.split(r"\n+    # \.\.\.\n+|\n+# \.\.\.\n+", each):
+    for code in shown:
+        for part in re.split(r"\n+    # \.\.\.\n+|\n+# \.\.\.\n+", code):
             assert part.strip("\n") in programs, part

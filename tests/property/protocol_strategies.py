@@ -33,11 +33,11 @@ def every(base):
 
 
 HEADER_SHAPES = sorted(
-    (each for each in every(headers.Header) if each is not headers.Header),
+    (header for header in every(headers.Header) if header is not headers.Header),
     key=lambda each: each.__name__,
 )
 BODY_SHAPES = sorted(
-    (each for each in every(bodies.Body) if each is not bodies.Body),
+    (body for body in every(bodies.Body) if body is not bodies.Body),
     key=lambda each: each.__name__,
 )
 

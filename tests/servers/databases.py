@@ -73,7 +73,7 @@ def server_programs():
     initdb = shutil.which("initdb")
     folders = [*reversed(debian), *([Path(initdb).resolve().parent] if initdb else [])]
     for folder in folders:
-        if all((folder / each).exists() for each in ("initdb", "postgres")):
+        if all((folder / program).exists() for program in ("initdb", "postgres")):
             return folder
     return None
 

@@ -436,7 +436,7 @@ async def administer(admin: Admin) -> list[str]:
     """Ask and order."""
     await admin.create_topic("Orders", queues=4)
     found: list[ReceivedMessage] = await admin.query("Orders", "order-7")
-    lag: int = sum(each.lag for each in await admin.group_progress("billing", "Orders"))
+    lag: int = sum(progress.lag for progress in await admin.group_progress("billing", "Orders"))
     print(found, lag)
     return await admin.topics()
 

@@ -29,7 +29,7 @@ CCB = [
     Opening("B-1", "Sun", BALANCE), Opening("B-2", "Zhou", BALANCE),
     Opening("B-3", "Wu", BALANCE, "EUR"), Opening("B-4", "Zheng", BALANCE, is_open=False),
 ]  # fmt: skip
-OPENING = sum(each.balance for each in (*ICBC, *CCB))
+OPENING = sum(account.balance for account in (*ICBC, *CCB))
 
 
 def broker_settings(asks_after_s=0.3):
@@ -111,14 +111,16 @@ class Banks:
     def wealth(self):
         """What there is: in accounts, on its way, and unclaimed."""
         icbc, ccb = self.books.values()
-        credited = {i for i, each in ccb.transfers().items() if each.state == State.CREDITED}
+        credited = {
+            i for i, transfer in ccb.transfers().items() if transfer.state == State.CREDITED
+        }
         on_its_way = sum(
-            each.amount
-            for each in icbc.transfers().values()
-            if each.state == State.SENT and each.id not in credited
+            transfer.amount
+            for transfer in icbc.transfers().values()
+            if transfer.state == State.SENT and transfer.id not in credited
         )
         unclaimed = icbc.sums(Entry.account).get(UNCLAIMED, 0)
-        customers = sum(sum(each.balances().values()) for each in (icbc, ccb))
+        customers = sum(sum(bank.balances().values()) for bank in (icbc, ccb))
         return customers + on_its_way + unclaimed
 
     def faults(self):

@@ -29,7 +29,9 @@ def scenario_test(scenario, run):
         run(partial(scenario, **values))
 
     test.__name__, test.__doc__ = scenario.__name__, getdoc(scenario)
-    test.__signature__ = Signature([each.replace(kind=Parameter.KEYWORD_ONLY) for each in others])
+    test.__signature__ = Signature(
+        [parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in others]
+    )
     return test
 
 

@@ -59,8 +59,8 @@ async def test_each_message_of_a_batch_has_its_own_result(stage):
 @pytest.mark.parametrize(("wait", "said"), [([False] * 3, "false"), ([False, True, False], None)])
 @produced(linger=0.01)
 async def test_a_lingering_batch_waits_for_the_disk_if_one_of_its_messages_does(stage, wait, said):
-    sent = [message(b"%d" % n, wait_stored=each) for n, each in enumerate(wait)]
-    await asyncio.gather(*[stage.producer.send(each, QUEUE) for each in sent])
+    sent = [message(b"%d" % n, wait_stored=is_waiting) for n, is_waiting in enumerate(wait)]
+    await asyncio.gather(*[stage.producer.send(one_message, QUEUE) for one_message in sent])
     assert properties.find(stage.fields[0].get("i", ""), "WAIT") == said
 
 
@@ -73,8 +73,8 @@ async def test_a_batch_that_is_too_large_is_split(stage):
 
     most = 300 // each
     assert counts == [most, most, 11 - 2 * most]
-    assert [each.offset for each in results] == list(range(11))
-    assert stage.bodies()["a", 0] == [each.body for each in many(11)]
+    assert [result.offset for result in results] == list(range(11))
+    assert stage.bodies()["a", 0] == [one_message.body for one_message in many(11)]
 
 
 @produced(body_size_max=300)
@@ -312,12 +312,12 @@ async def test_a_lost_batch_fails_each_of_its_sends_with_an_error_of_its_own(sta
     stage.always(0, silent)
 
     problems = await asyncio.gather(
-        *[stage.producer.send(each) for each in many(5)], return_exceptions=True
+        *[stage.producer.send(one_message) for one_message in many(5)], return_exceptions=True
     )
 
-    assert {type(each) for each in problems} == {RequestTimeout}
-    assert {each.effect for each in problems} == {Effect.MAYBE}
-    assert len({id(each) for each in problems}) == 5
+    assert {type(problem) for problem in problems} == {RequestTimeout}
+    assert {problem.effect for problem in problems} == {Effect.MAYBE}
+    assert len({id(problem) for problem in problems}) == 5
 
 
 @produced(linger=0.01, linger_messages=2, timeout=1.0)
@@ -344,10 +344,10 @@ async def test_a_message_cancelled_while_it_lingers_is_not_sent(stage):
 
 @produced(linger=0.01)
 async def test_a_lingering_batch_whose_sends_are_all_cancelled_is_dropped(stage):
-    tasks = [asyncio.create_task(stage.producer.send(each)) for each in many(3)]
+    tasks = [asyncio.create_task(stage.producer.send(one_message)) for one_message in many(3)]
     await asyncio.sleep(0.001)
-    for each in tasks:
-        each.cancel()
+    for task in tasks:
+        task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     await asyncio.sleep(0.1)
 
@@ -380,14 +380,14 @@ async def test_closing_sends_lingering_messages(stage):
 @produced(linger=100.0, linger_messages=2, timeout=1.0)
 async def test_closing_fails_all_lingering_sends_when_the_broker_is_silent(stage):
     stage.always(0, silent)
-    answers = [stage.producer.send_nowait(each, QUEUE) for each in many(6)]
+    answers = [stage.producer.send_nowait(one_message, QUEUE) for one_message in many(6)]
 
     await stage.producer.__aexit__(None, None, None)
 
-    problems = [each.exception() for each in answers]
+    problems = [answer.exception() for answer in answers]
     assert all(problems)
-    assert {each.effect for each in problems[:2]} == {Effect.MAYBE}
-    assert {(type(each), each.effect) for each in problems[2:]} <= {
+    assert {problem.effect for problem in problems[:2]} == {Effect.MAYBE}
+    assert {(type(problem), problem.effect) for problem in problems[2:]} <= {
         (UsageError, Effect.NONE), (RequestTimeout, Effect.MAYBE), (UsageError, Effect.MAYBE),
         (ConnectionLost, Effect.MAYBE),
     }  # fmt: skip

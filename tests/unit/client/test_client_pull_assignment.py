@@ -43,10 +43,10 @@ async def test_an_assignment_can_change_at_any_time(stage):
     async with stage.consumer(replace(SOON, pull_batch=1)) as consumer:
         await consumer.assign(queues[:2])
         await polled(consumer, 2)
-        await until(lambda: sum(each.cached_msg_count for each in consumer.held().values()) == 2)
+        await until(lambda: sum(queue.cached_msg_count for queue in consumer.held().values()) == 2)
         await consumer.assign(queues[1:])
         rest = await polled(consumer, 3)
-        assert queues[0] not in {each.queue for each in rest}
+        assert queues[0] not in {assigned.queue for assigned in rest}
         assert await consumer.poll(5.0) == []
         assert consumer.queues == queues[1:]
         assert await stage.saved(queues[0]) == 1
@@ -213,9 +213,9 @@ async def test_an_operator_can_reset_the_offsets_of_a_running_consumer(stage):
 async def test_poll_returns_nothing_from_a_paused_queue(stage):
     queues = await stage.topic(queues=2, messages=4)
     async with stage.subscribed(replace(SOON, pull_batch=1)) as consumer:
-        await until(lambda: sum(each.cached_msg_count for each in consumer.held().values()) == 8)
+        await until(lambda: sum(queue.cached_msg_count for queue in consumer.held().values()) == 8)
         consumer.pause([queues[0]])
-        assert {each.queue.number for each in await polled(consumer, 4)} == {1}
+        assert {message.queue.number for message in await polled(consumer, 4)} == {1}
         assert await consumer.poll(5.0) == []
         await consumer.seek(queues[0], 2)
         assert await consumer.poll(5.0) == []

@@ -156,13 +156,13 @@ async def test_a_batch_handler_can_return_the_rest_of_its_batch_for_later(stage)
 
         @consumer.on_batch(TOPIC)
         async def read(messages):
-            batches.append([each.body for each in messages])
+            batches.append([message.body for message in messages])
             return Later(first=2) if len(batches) == 1 else None
 
         async with consumer:
-            await stage.until(lambda: sum(len(each) for each in batches) == 6)
+            await stage.until(lambda: sum(len(batch) for batch in batches) == 6)
     assert batches[0] == [b"0", b"1", b"2", b"3"]
-    assert sorted(body for each in batches[1:] for body in each) == [b"2", b"3"]
+    assert sorted(body for batch in batches[1:] for body in batch) == [b"2", b"3"]
     assert len(stage.asked(SEND_BACK)) == 2
 
 
@@ -236,12 +236,12 @@ async def test_a_message_of_a_topic_without_a_handler_is_sent_back(stage):
 )
 @acting()
 async def test_fetching_stops_at_each_limit_of_the_cache(stage, settings, most):
-    stage.put(*[b"%010d" % each for each in range(200)])
+    stage.put(*[b"%010d" % number for number in range(200)])
     go = asyncio.Event()
     async with stage.reading(lambda _: go.wait(), **settings) as consumer:
         await stage.until(lambda: stage.seen)
         await asyncio.sleep(10)
-        (held,) = [each for q, each in consumer.held().items() if q.topic == TOPIC]
+        (held,) = [held for q, held in consumer.held().items() if q.topic == TOPIC]
         assert held.cached_msg_max_offset == most
         go.set()
         await stage.until(lambda: len(stage.seen) == 200)

@@ -8,8 +8,8 @@ from txmq.protocol.bodies import BrokerRoute, QueueRoute, TopicRoute
 
 def body(*queues, **addresses):
     return TopicRoute(
-        queue_datas=[QueueRoute(*each) for each in queues],
-        broker_datas=[BrokerRoute(name, each) for name, each in addresses.items()],
+        queue_datas=[QueueRoute(*queue) for queue in queues],
+        broker_datas=[BrokerRoute(name, at) for name, at in addresses.items()],
     )
 
 

@@ -70,7 +70,7 @@ def test_start_ms_is_allowed_with_a_start_by_time():
 
 NAMES = "127.0.0.1:9876"
 MEMBERS = [Producer, PushConsumer, PullConsumer, ScheduledPull]
-FACES = [getattr(blocking, each.__name__) for each in MEMBERS]
+FACES = [getattr(blocking, member.__name__) for member in MEMBERS]
 
 
 @pytest.mark.parametrize("kind", [*MEMBERS, *FACES])

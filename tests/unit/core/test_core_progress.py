@@ -152,8 +152,8 @@ def test_a_message_from_the_future_gives_no_negative_delay(scene):
 def test_the_correction_of_a_group_is_the_offset_of_the_slowest(scene, group, excluded, offset):
     scene.topic("T", 2)
     scene.log.put("T", *[b"x"] * 10)
-    for each, at in (("a", 5), ("b", 3), ("c", 8)):
-        scene.offsets.put(each, "T", 0, at)
+    for name, at in (("a", 5), ("b", 3), ("c", 8)):
+        scene.offsets.put(name, "T", 0, at)
 
     assert scene.progress.corrections("T", group, excluded) == {0: offset}
 

@@ -171,8 +171,8 @@ async def test_after_an_unknown_answer_the_other_producers_are_checked_in_turn(s
     origin, second, third = [await stage.client(name) for name in ("a", "b", "c")]
     await origin.topic("T")
     members = {"origin": origin, "second": second, "third": third}
-    for each in members.values():
-        await each.beat(producers=[GROUP])
+    for member in members.values():
+        await member.beat(producers=[GROUP])
     halves = [await prepare(origin, unique=f"U{number}") for number in (1, 2)]
     asked = {half.unique: [] for half in halves}
     for _ in range(4):
@@ -180,7 +180,7 @@ async def test_after_an_unknown_answer_the_other_producers_are_checked_in_turn(s
         for name, client in members.items():
             for unique in checks_heard(client):
                 asked[unique].append(name)
-                half = next(each for each in halves if each.unique == unique)
+                half = next(half for half in halves if half.unique == unique)
                 assert await end(client, half, UNKNOWN, is_check=True) == 0
 
     for turns in asked.values():
@@ -265,7 +265,10 @@ async def test_open_transactions_are_listed_in_pages_and_filtered_by_state_and_g
     await life.passes(0.5)
 
     async def ids(**given):
-        return [each.transaction_id for each in (await listed(client, **given)).transactions]
+        return [
+            transaction.transaction_id
+            for transaction in (await listed(client, **given)).transactions
+        ]
 
     everything = await listed(client)
     assert (everything.open, everything.parked) == (7, 2)
@@ -275,11 +278,11 @@ async def test_open_transactions_are_listed_in_pages_and_filtered_by_state_and_g
     assert await ids(producer_group="busy") == ["B0", "B1"]
     assert await ids(producer_group="nobody") == []
     assert [
-        (await listed(client, producer_group=each)).of_group for each in ("busy", "away", "")
+        (await listed(client, producer_group=group)).of_group for group in ("busy", "away", "")
     ] == [2, 5, 0]
     assert await ids(state="parked", producer_group="away") == []
     first = await listed(client, count=3)
-    assert [each.transaction_id for each in first.transactions] == ["A0", "A1", "A2"]
+    assert [transaction.transaction_id for transaction in first.transactions] == ["A0", "A1", "A2"]
     onwards = first.transactions[-1].half_offset + 1
     assert await ids(count=3, from_offset=onwards) == ["A3", "A4", "B0"]
     assert await ids(from_offset=7) == []
@@ -435,16 +438,16 @@ async def test_no_end_is_answered_before_the_decision_is_durable(life, /):
     asked = [(client, COMMIT), (other, ROLLBACK), (other, COMMIT)]
     later = [ending(who, half, what) for who, what in asked]
     await life.passes(1.0)
-    assert not any(each.done() for each in [first, *later])
+    assert not any(asked.done() for asked in [first, *later])
     assert (await other.pull("T")).bodies == []
 
-    codes = [each.code for each in await asyncio.gather(first, *later)]
+    codes = [answer.code for answer in await asyncio.gather(first, *later)]
 
     assert codes == [0, 0, 200, 0]
     assert (await other.pull("T")).bodies == [b"half"]
     # From now on no answer waits.
     began = life.world.now()
-    assert [await end(other, half, each) for each in (COMMIT, ROLLBACK)] == [0, 200]
+    assert [await end(other, half, decision) for decision in (COMMIT, ROLLBACK)] == [0, 200]
     assert life.world.now() - began < 1.0
 
 

@@ -217,7 +217,7 @@ async def test_a_check_replaces_a_one_way_end_that_was_lost(life, /):
 async def test_an_end_works_after_the_broker_restarted(life, client, /, is_killed, is_indexed):
     decided = await prepare(client, unique="C")
     undone = await prepare(client, unique="R")
-    open_one, open_two = [await prepare(client, unique=each) for each in "AB"]
+    open_one, open_two = [await prepare(client, unique=unique) for unique in "AB"]
     assert await end(client, decided, COMMIT) == 0
     assert await end(client, undone, ROLLBACK) == 0
     await (life.kill() if is_killed else life.stop())
@@ -229,14 +229,14 @@ async def test_an_end_works_after_the_broker_restarted(life, client, /, is_kille
     assert sorted(await opened(client)) == ["A", "B"]
 
     # Repeated and contradicted: the log knows the decision.
-    assert [await end(client, decided, each) for each in (COMMIT, ROLLBACK)] == [0, 200]
-    assert [await end(client, undone, each) for each in (ROLLBACK, COMMIT)] == [0, 201]
-    assert [await end(client, open_one, each) for each in (COMMIT, ROLLBACK)] == [0, 200]
-    assert [await end(client, open_two, each) for each in (ROLLBACK, COMMIT)] == [0, 201]
+    assert [await end(client, decided, decision) for decision in (COMMIT, ROLLBACK)] == [0, 200]
+    assert [await end(client, undone, decision) for decision in (ROLLBACK, COMMIT)] == [0, 201]
+    assert [await end(client, open_one, decision) for decision in (COMMIT, ROLLBACK)] == [0, 200]
+    assert [await end(client, open_two, decision) for decision in (ROLLBACK, COMMIT)] == [0, 201]
 
     found = (await client.pull("T")).records
-    assert [each.property_map()["UNIQ_KEY"] for each in found] == ["C", "A"]
-    assert [each.queue_offset for each in found] == [0, 1]
+    assert [record.property_map()["UNIQ_KEY"] for record in found] == ["C", "A"]
+    assert [record.queue_offset for record in found] == [0, 1]
 
 
 @run_by(in_lives_with_client, DURABLE, topic="T")
@@ -315,13 +315,13 @@ async def test_a_half_message_lost_in_a_crash_can_be_sent_again_and_is_stored_on
 @pytest.mark.fault("P11", "M6")
 @run_by(in_lives_with_client, DURABLE, topic="T")
 async def test_a_half_message_sent_again_after_a_restart_is_the_same_transaction(life, client, /):
-    open_one, decided = [await prepare(client, unique=each) for each in "AB"]
+    open_one, decided = [await prepare(client, unique=unique) for unique in "AB"]
     assert await end(client, decided, ROLLBACK) == 0
     await life.kill_and_start()
     client = await life.client()
-    again = [await prepare(client, unique=each) for each in "AB"]
-    assert [each.offset for each in again] == [open_one.offset, decided.offset]
-    assert [await end(client, each, COMMIT) for each in again] == [0, 201]
+    again = [await prepare(client, unique=unique) for unique in "AB"]
+    assert [half.offset for half in again] == [open_one.offset, decided.offset]
+    assert [await end(client, half, COMMIT) for half in again] == [0, 201]
     assert (await client.pull("T")).bodies == [b"half"]
 
 
@@ -704,7 +704,7 @@ async def test_a_filling_disk_refuses_half_messages_first_then_sends_but_never_e
 
 @run_by(in_lives_with_client, DURABLE, topic="T")
 async def test_ends_are_accepted_while_the_disk_is_too_slow_for_sends(life, client, /):
-    one, two = [await prepare(client, unique=each) for each in "AB"]
+    one, two = [await prepare(client, unique=unique) for unique in "AB"]
     life.disk.slow_sync(4.0)
     deciding = ending(client, one, COMMIT)
     await life.passes(2.0)
@@ -712,7 +712,7 @@ async def test_ends_are_accepted_while_the_disk_is_too_slow_for_sends(life, clie
     assert await client.code_of(RequestCode.SEND_MESSAGE, header, body=b"half") == 2
     later = ending(client, two, ROLLBACK)
     assert await client.code_of(RequestCode.SEND_MESSAGE, sending("T"), body=b"plain") == 2
-    assert [(await each).code for each in (deciding, later)] == [0, 0]
+    assert [(await ending).code for ending in (deciding, later)] == [0, 0]
     assert (await client.pull("T")).bodies == [b"half"]
 
 

@@ -83,8 +83,8 @@ class Stage:
     @property
     def said(self):
         """The decisions of the ENDs."""
-        words = {str(each.value): each for each in LocalTransactionState}
-        return [words[each["commitOrRollback"]] for each in self.ends]
+        words = {str(state.value): state for state in LocalTransactionState}
+        return [words[end["commitOrRollback"]] for end in self.ends]
 
     @property
     def halves(self):

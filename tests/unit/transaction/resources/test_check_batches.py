@@ -151,11 +151,11 @@ async def test_an_unexpected_error_reaches_only_the_checks_of_its_batch(fence, b
 
     batches = CheckBatches(settle)
     found = await asyncio.gather(
-        *(batches.settle(claim(each)) for each in range(count)), return_exceptions=True
+        *(batches.settle(claim(number)) for number in range(count)), return_exceptions=True
     )
 
-    assert {type(each) for each in found[:FENCE_CHECKS_TOGETHER]} == {KeyError}
-    assert {type(each) for each in found[FENCE_CHECKS_TOGETHER:]} == {FenceRow}
+    assert {type(answer) for answer in found[:FENCE_CHECKS_TOGETHER]} == {KeyError}
+    assert {type(answer) for answer in found[FENCE_CHECKS_TOGETHER:]} == {FenceRow}
 
 
 @in_a_loop
@@ -169,7 +169,7 @@ async def test_unexpected_errors_reach_all_checks_that_wait(fence, batches):
     batches = CheckBatches(settle)
     count = FENCE_CHECKS_TOGETHER * RESOURCE_THREADS + 3
     found = await asyncio.gather(
-        *(batches.settle(claim(each)) for each in range(count)), return_exceptions=True
+        *(batches.settle(claim(number)) for number in range(count)), return_exceptions=True
     )
 
-    assert {type(each) for each in found} == {KeyError}
+    assert {type(answer) for answer in found} == {KeyError}

@@ -7,19 +7,12 @@ import os
 import random
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.servers.serving import CHECKOUT, BrokerProcess, ask, environment
 from tests.unit.store.shelf import LOG, Shelf, rewrite
-from txmq import (
-    LocalTransactionState,
-    Message,
-    Producer,
-    PushConsumer,
-    TransactionProducer,
-)
+from txmq import LocalTransactionState, Message, Producer, PushConsumer, TransactionProducer
 from txmq.protocol.checked_body import pack
 from txmq.protocol.record import position_in, unpack
 from txmq.runtime.disk import LocalDisk, ReadOnlyDisk
@@ -254,34 +247,59 @@ def contents(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_create_verify_and_restore_report_what_they_did(txmq, data, tmp_path):
-    before = contents(data)
-    created = txmq("backup", "create", "--data", data, "--to", tmp_path / "b")
-    verified = txmq("backup", "verify", tmp_path / "b")
-    restored = txmq("backup", "restore", tmp_path / "b", "--data", tmp_path / "r")
+class Backup:
+    """Runs ``txmq backup`` on the directory, the folder ``b``, and the restored directory ``r``."""
 
-    assert (created.exit_code, verified.exit_code, restored.exit_code) == (0, 0, 0)
+    def __init__(self, txmq, data, tmp_path):
+        self._txmq, self._data = txmq, data
+        self.folder, self.restored = tmp_path / "b", tmp_path / "r"
+
+    def create(self, *options, code=0):
+        return self._run(code, "create", "--data", self._data, "--to", self.folder, *options)
+
+    def verify(self, *options, code=0):
+        return self._run(code, "verify", self.folder, *options)
+
+    def restore(self, *options, code=0):
+        return self._run(code, "restore", self.folder, "--data", self.restored, *options)
+
+    def _run(self, code, *words):
+        done = self._txmq("backup", *words)
+        assert done.exit_code == code, done.output
+        return done
+
+    def files(self, under=""):
+        return sorted((self.folder / under / "log").iterdir())
+
+
+@pytest.fixture
+def backup(txmq, data, tmp_path):
+    return Backup(txmq, data, tmp_path)
+
+
+def test_create_verify_and_restore_report_what_they_did(txmq, backup, data):
+    before = contents(data)
+    created, verified, restored = (
+        done.stdout for done in (backup.create(), backup.verify(), backup.restore())
+    )
+
     assert contents(data) == before
     size = len(log_of(data))
-    assert f"positions 0 to {size} in 5 files; {size} bytes are new" in created.stdout
-    assert verified.stdout.endswith(
+    assert f"positions 0 to {size} in 5 files; {size} bytes are new" in created
+    assert verified.endswith(
         "20 messages, 0 half messages, 0 decisions, 0 open transactions; whole\n"
     )
-    assert f"restored {tmp_path / 'r'} as it was at " in restored.stdout
-    assert "consumers receive some messages again" in restored.stdout
-    assert f"start it with: txmq serve --data {tmp_path / 'r'}" in restored.stdout
-    assert log_of(tmp_path / "r") == log_of(data)
-    assert txmq("log", "verify", "--data", tmp_path / "r").exit_code == 0
+    assert f"restored {backup.restored} as it was at " in restored
+    assert "consumers receive some messages again" in restored
+    assert f"start it with: txmq serve --data {backup.restored}" in restored
+    assert log_of(backup.restored) == log_of(data)
+    assert txmq("log", "verify", "--data", backup.restored).exit_code == 0
 
 
-def test_backup_commands_print_json_for_programs(txmq, data, tmp_path):
-    created = json.loads(
-        txmq("backup", "create", "--data", data, "--to", tmp_path / "b", "--json").stdout
-    )
-    (verified,) = txmq("backup", "verify", tmp_path / "b", "--json").stdout.splitlines()
-    *_, restored = txmq(
-        "backup", "restore", tmp_path / "b", "--data", tmp_path / "r", "--json"
-    ).stdout.splitlines()
+def test_backup_commands_print_json_for_programs(backup, data):
+    created = json.loads(backup.create("--json").stdout)
+    (verified,) = backup.verify("--json").stdout.splitlines()
+    *_, restored = backup.restore("--json").stdout.splitlines()
 
     assert created["copied_bytes"] == created["end"] == len(log_of(data))
     assert created["log"] == f"{LOG:016x}"
@@ -290,126 +308,112 @@ def test_backup_commands_print_json_for_programs(txmq, data, tmp_path):
     assert json.loads(restored)["taken_ms"] == created["taken_ms"]
 
 
-def test_linked_files_share_disk_space_and_are_never_written_to(txmq, data, tmp_path):
-    first = txmq("backup", "create", "--data", data, "--to", tmp_path / "b", "--link")
-    linked = sorted((tmp_path / "b" / "linked" / "log").iterdir())
-    assert first.exit_code == 0, first.output
-    assert [path.stat().st_nlink for path in linked] == [2, 2, 2, 2]
+def test_linked_files_share_disk_space_and_are_never_written_to(backup, data):
+    backup.create("--link")
+    assert [path.stat().st_nlink for path in backup.files("linked")] == [2, 2, 2, 2]
     add(data, 8)
 
-    txmq("backup", "create", "--data", data, "--to", tmp_path / "b", "--link")
-    assert {path.stat().st_nlink for path in (tmp_path / "b" / "log").iterdir()} == {1}
-    done = txmq("backup", "restore", tmp_path / "b", "--data", tmp_path / "r")
-    assert done.exit_code == 0, done.output
-    assert log_of(tmp_path / "r") == log_of(data)
+    backup.create("--link")
+    assert {path.stat().st_nlink for path in backup.files()} == {1}
+    backup.restore()
+    assert log_of(backup.restored) == log_of(data)
     before = contents(data)
 
     # Without the option the backup no longer shares files.
-    done = txmq("backup", "create", "--data", data, "--to", tmp_path / "b")
+    backup.create()
 
-    assert done.exit_code == 0, done.output
     assert contents(data) == before
-    assert not list((tmp_path / "b" / "linked" / "log").iterdir())
-    assert log_of(tmp_path / "b") == log_of(data)
-    assert {path.stat().st_nlink for path in (tmp_path / "b" / "log").iterdir()} == {1}
+    assert not backup.files("linked")
+    assert log_of(backup.folder) == log_of(data)
+    assert {path.stat().st_nlink for path in backup.files()} == {1}
 
 
-def test_a_damaged_backup_is_reported_and_not_restored(txmq, data, tmp_path):
-    txmq("backup", "create", "--data", data, "--to", tmp_path / "b")
-    path = sorted((tmp_path / "b" / "log").iterdir())[1]
+def test_a_damaged_backup_is_reported_and_not_restored(txmq, backup):
+    backup.create()
+    path = backup.files()[1]
     content = bytearray(path.read_bytes())
     content[200] ^= 1
     path.write_bytes(content)
 
-    verified = txmq("backup", "verify", tmp_path / "b")
-    restored = txmq("backup", "restore", tmp_path / "b", "--data", tmp_path / "r")
-
-    assert (verified.exit_code, restored.exit_code) == (1, 1)
-    found = [line for line in verified.stdout.splitlines() if line.startswith("damage")]
+    verified = backup.verify(code=1).stdout
+    found = [line for line in verified.splitlines() if line.startswith("damage")]
     assert [f"log/{path.name}" in line for line in found] == [True]
-    assert "is damaged, and nothing was restored" in restored.stderr
-    assert not (tmp_path / "r").exists()
+    assert "is damaged, and nothing was restored" in backup.restore(code=1).stderr
+    assert not backup.restored.exists()
 
-    anyway = txmq("backup", "restore", tmp_path / "b", "--data", tmp_path / "r", "--damaged")
+    anyway = backup.restore("--damaged")
 
-    assert anyway.exit_code == 0, anyway.output
-    assert f"txmq log verify --data {tmp_path / 'r'} --repair" in anyway.stdout
-    found = txmq("log", "verify", "--data", tmp_path / "r").stdout
-    assert found.splitlines()[0] == verified.stdout.splitlines()[0]
+    assert f"txmq log verify --data {backup.restored} --repair" in anyway.stdout
+    found = txmq("log", "verify", "--data", backup.restored).stdout
+    assert found.splitlines()[0] == verified.splitlines()[0]
 
 
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (("create", "--data", "missing", "--to", "b"), "missing is not a directory"),
-        (("create", "--data", "empty", "--to", "b"), "no file in it names a log"),
-        (("create", "--data", "data", "--to", "data/b"), "may be inside the other"),
-        (("create", "--data", "data", "--to", "data"), "may be inside the other"),
-        (("create", "--data", "data", "--to", "."), "may be inside the other"),
-        (("create", "--data", "data", "--to", "full"), "not empty, and has no backup: it has x"),
-        (("verify", "missing"), "missing is not a directory"),
-        (("verify", "empty"), "the folder has no backup: it has no manifest.json"),
-        (("restore", "empty", "--data", "r"), "the folder has no backup"),
-        (("restore", "whole", "--data", "full"), "full is not empty: it has x"),
-        (("restore", "whole", "--data", "full/x"), "full/x is not a directory"),
-        (("restore", "whole", "--data", "whole/r"), "may be inside the other"),
+        ("create --data missing --to b", "missing is not a directory"),
+        ("create --data empty --to b", "no file in it names a log"),
+        ("create --data data --to data/b", "may be inside the other"),
+        ("create --data data --to data", "may be inside the other"),
+        ("create --data data --to .", "may be inside the other"),
+        ("create --data data --to full", "not empty, and has no backup: it has x"),
+        ("verify missing", "missing is not a directory"),
+        ("verify empty", "the folder has no backup: it has no manifest.json"),
+        ("restore empty --data r", "the folder has no backup"),
+        ("restore whole --data full", "full is not empty: it has x"),
+        ("restore whole --data full/x", "full/x is not a directory"),
+        ("restore whole --data whole/r", "may be inside the other"),
     ],
 )
 def test_invalid_backup_commands_are_refused_and_change_nothing(
     txmq, data, tmp_path, monkeypatch, words, text
 ):
+    def kept():
+        return {path: held for path, held in contents(tmp_path).items() if path.name != "lock"}
+
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").write_text("mine")
     txmq("backup", "create", "--data", data, "--to", "whole")
-    before = contents(tmp_path)
+    before = kept()
 
-    done = txmq("backup", *words)
+    done = txmq("backup", *words.split())
 
     assert done.exit_code == 2, done.output
     assert text in done.stderr
-    assert {path: data for path, data in contents(tmp_path).items() if path.name != "lock"} == {
-        path: data for path, data in before.items() if path.name != "lock"
-    }
+    assert kept() == before
 
 
-def test_a_backup_folder_in_use_is_refused(txmq, data, tmp_path):
-    txmq("backup", "create", "--data", data, "--to", tmp_path / "b")
-    lock = LocalDisk(tmp_path / "b").lock()
+def test_a_backup_folder_in_use_is_refused(backup):
+    backup.create()
+    lock = LocalDisk(backup.folder).lock()
     try:
-        for words in (
-            ("create", "--data", data, "--to", tmp_path / "b"),
-            ("verify", tmp_path / "b"),
-            ("restore", tmp_path / "b", "--data", tmp_path / "r"),
-        ):
-            done = txmq("backup", *words)
-            assert done.exit_code == 2
-            assert f"is in use by process {os.getpid()}" in done.stderr
+        for run in (backup.create, backup.verify, backup.restore):
+            assert f"is in use by process {os.getpid()}" in run(code=2).stderr
     finally:
         lock.release()
 
 
-def test_a_full_disk_leaves_the_earlier_backup_valid(txmq, data, tmp_path, monkeypatch):
-    txmq("backup", "create", "--data", data, "--to", tmp_path / "b")
-    before = contents(tmp_path / "b")
+def test_a_full_disk_leaves_the_earlier_backup_valid(backup, data, monkeypatch):
+    backup.create()
+    before = contents(backup.folder)
     add(data, 8)
     pwrite = os.pwrite
 
     def full(descriptor, content, position):
-        if str(tmp_path / "b" / "log") in os.readlink(f"/proc/self/fd/{descriptor}"):
+        if str(backup.folder / "log") in os.readlink(f"/proc/self/fd/{descriptor}"):
             raise OSError(28, "No space left on device")
         return pwrite(descriptor, content, position)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", full)
-        done = txmq("backup", "create", "--data", data, "--to", tmp_path / "b")
+        told = backup.create(code=1).stderr
 
-    assert done.exit_code == 1
-    assert "the disk of the backup is full" in done.stderr
-    assert "Z stays valid" in done.stderr
-    assert contents(tmp_path / "b") == before
-    assert txmq("backup", "verify", tmp_path / "b").exit_code == 0
+    assert "the disk of the backup is full" in told
+    assert "Z stays valid" in told
+    assert contents(backup.folder) == before
+    backup.verify()
 
 
 # --- kill -9 ---
@@ -437,34 +441,21 @@ app()
 
 
 @pytest.mark.parametrize("steps", [1, 4, 8, 13, 17, 22])
-def test_kill_9_of_create_leaves_the_earlier_backup(txmq, data, tmp_path, steps):
-    txmq("backup", "create", "--data", data, "--to", tmp_path / "b")
-    first = Verification(ReadOnlyDisk(tmp_path / "b")).manifest
+def test_kill_9_of_create_leaves_the_earlier_backup(backup, data, steps):
+    backup.create()
+    first = Verification(ReadOnlyDisk(backup.folder)).manifest
     add(data, 8)
 
+    words = command("create", "--data", data, "--to", backup.folder)[3:]
     killed = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            DIES,
-            str(steps),
-            *command("create")[3:],
-            "--data",
-            data,
-            "--to",
-            tmp_path / "b",
-        ],
-        env=environment(),
-        cwd=CHECKOUT,
-        check=False,
-        capture_output=True,
-    )
+        [sys.executable, "-c", DIES, str(steps), *words],
+        env=environment(), cwd=CHECKOUT, check=False, capture_output=True,
+    )  # fmt: skip
 
     assert killed.returncode == -9, killed.stderr
-    assert txmq("backup", "verify", tmp_path / "b").exit_code == 0
-    kept = Verification(ReadOnlyDisk(tmp_path / "b")).manifest
+    backup.verify()
+    kept = Verification(ReadOnlyDisk(backup.folder)).manifest
     assert kept == first or kept.end == len(log_of(data))
-    done = txmq("backup", "create", "--data", data, "--to", tmp_path / "b")
-    assert done.exit_code == 0, done.output
-    assert txmq("backup", "verify", tmp_path / "b").exit_code == 0
-    assert log_of(tmp_path / "b") == log_of(Path(data))
+    backup.create()
+    backup.verify()
+    assert log_of(backup.folder) == log_of(data)

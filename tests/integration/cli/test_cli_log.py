@@ -7,15 +7,16 @@ import os
 import random
 import shutil
 import stat
+import zlib
 
 import pytest
 import typer
 
 from tests.soak import count
 from txmq import LocalTransactionState, Message, Producer, TransactionProducer
-from txmq.cli import common, log
 from txmq.cli.serve import give_up
 from txmq.errors import CorruptRecord
+from txmq.protocol.span import HEAD_BYTES
 from txmq.runtime.disk import LocalDisk, ReadOnlyDisk
 from txmq_broker.app import Broker
 from txmq_broker.config import BrokerSettings, StoreSettings
@@ -39,26 +40,21 @@ class Bank:
 
 async def write(data):
     """Let a broker write a log; returns the sent messages by id."""
+    messages = [
+        Message(topic="Orders", body=b"order %d" % number, tags="pay", keys=(f"k{number}",))
+        for number in range(20)
+    ] + [
+        Message(topic="Orders", body=BINARY, keys=("binary",)),
+        Message(topic="Orders", body=LARGE, keys=("large", EVIL), properties={"colour": "red"}),
+        Message(topic="Orders", body="grün ".encode(), keys=("text",)),
+        Message(topic="Orders", body=b" ", keys=("blank",)),
+        Message(topic="Later", body=b"much later", deliver_after=3600),
+    ]
     sent = {}
     async with Broker(settings_for_test(str(data), SYNC)) as broker:
         async with Producer("p", names=broker.names) as producer:
-
-            async def send(**given):
-                message = Message(**given)
-                receipt = await producer.send(message)
-                sent[receipt.id] = message
-
-            for number in range(20):
-                await send(
-                    topic="Orders", body=b"order %d" % number, tags="pay", keys=(f"k{number}",)
-                )
-            await send(topic="Orders", body=BINARY, keys=("binary",))
-            await send(
-                topic="Orders", body=LARGE, keys=("large", EVIL), properties={"colour": "red"}
-            )
-            await send(topic="Orders", body="grün ".encode(), keys=("text",))
-            await send(topic="Orders", body=b" ", keys=("blank",))
-            await send(topic="Later", body=b"much later", deliver_after=3600)
+            for message in messages:
+                sent[(await producer.send(message)).id] = message
         async with TransactionProducer("bank", broker.names, Bank()) as producer:
             for state in ("COMMIT", "ROLLBACK", "UNKNOWN"):
                 message = Message(topic="Transfers", body=f"{state} 1".encode(), keys=(state,))
@@ -82,6 +78,24 @@ def data(written, tmp_path):
 @pytest.fixture
 def sent(written):
     return written[1]
+
+
+@pytest.fixture
+def log(txmq, data):
+    """Run ``txmq log COMMAND --data DIR ...``; returns its result."""
+
+    def run(command, *options, code=0, data=data, **more):
+        done = txmq("log", command, "--data", data, *options, **more)
+        assert done.exit_code == code, done.output
+        return done
+
+    return run
+
+
+@pytest.fixture
+def dump(log):
+    """What ``txmq log dump`` prints as JSON."""
+    return lambda *options, **more: lines(log("dump", "--json", *options, **more))
 
 
 def files(data):
@@ -116,35 +130,30 @@ def body_of(line):
 # --- verify ---
 
 
-def test_verify_of_an_intact_directory_reports_it_and_changes_nothing(txmq, data):
+def test_verify_of_an_intact_directory_reports_it_and_changes_nothing(log, data):
     before = contents(data)
 
-    done = txmq("log", "verify", "--data", data)
-
-    assert done.exit_code == 0, done.output
-    assert "1 open transaction; whole" in done.stdout
+    assert "1 open transaction; whole" in log("verify").stdout
     assert contents(data) == before
 
 
-def test_verify_works_on_a_read_only_directory(txmq, data):
+def test_verify_works_on_a_read_only_directory(log, data):
     for path in [data, *data.rglob("*")]:
         path.chmod(path.stat().st_mode & ~(stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH))
     (data / "lock").chmod(0)
 
-    done = txmq("log", "verify", "--data", data)
-
-    assert done.exit_code == 0, done.output
+    log("verify")
 
 
-def test_log_commands_refuse_a_directory_in_use(txmq, data):
+@pytest.mark.parametrize("command", ["verify", "dump"])
+def test_log_commands_refuse_a_directory_in_use(log, data, command):
     lock = LocalDisk(data).lock()
     try:
-        for command in ("verify", "dump"):
-            done = txmq("log", command, "--data", data)
-            assert done.exit_code == 2
-            assert f"{data} is in use by process {os.getpid()}; stop it first" in done.stderr
+        refused = log(command, code=2).stderr
     finally:
         lock.release()
+
+    assert f"{data} is in use by process {os.getpid()}; stop it first" in refused
 
 
 def test_readers_share_a_directory_and_keep_writers_out(data):
@@ -176,26 +185,26 @@ def test_a_read_only_disk_changes_nothing(data):
     assert contents(data) == before
 
 
+@pytest.mark.parametrize("command", ["verify", "dump"])
 @pytest.mark.parametrize("name", ["missing", "empty", "file"])
-def test_a_path_that_is_not_a_broker_directory_is_refused(txmq, tmp_path, name):
+def test_a_path_that_is_not_a_broker_directory_is_refused(txmq, tmp_path, name, command):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
-    for command in ("verify", "dump"):
-        done = txmq("log", command, "--data", tmp_path / name)
-        assert done.exit_code == 2
-        assert str(tmp_path / name) in done.stderr
+
+    done = txmq("log", command, "--data", tmp_path / name)
+
+    assert done.exit_code == 2
+    assert str(tmp_path / name) in done.stderr
 
 
-def test_verify_reports_damage_as_text_and_as_json(txmq, data):
+def test_verify_reports_damage_as_text_and_as_json(log, data):
     flip(log_file(data), 300)
 
-    done = txmq("log", "verify", "--data", data)
-    told = txmq("log", "verify", "--data", data, "--json")
+    done = log("verify", code=1).stdout
+    damage, *_, summary = lines(log("verify", "--json", code=1))
 
-    assert done.exit_code == told.exit_code == 1
-    assert done.stdout.startswith(f"damage span-damaged: log/{log_file(data).name}, byte ")
-    assert "Messages: Orders/" in done.stdout
-    damage, *_, summary = lines(told)
+    assert done.startswith(f"damage span-damaged: log/{log_file(data).name}, byte ")
+    assert "Messages: Orders/" in done
     assert (damage["kind"], damage["severity"]) == ("span-damaged", "damage")
     assert damage["position"] <= 300 < damage["position"] + damage["size"]
     assert (summary["kind"], summary["damages"]) == ("summary", 1)
@@ -238,36 +247,31 @@ def test_a_file_truncated_at_any_byte_never_causes_a_traceback(txmq, data):
 # --- dump ---
 
 
-def test_a_dump_contains_everything_that_was_sent(txmq, data, sent):
-    records = lines(txmq("log", "dump", "--data", data, "--json", "--body"))
+def test_a_dump_contains_everything_that_was_sent(dump, sent):
+    records = dump("--body")
 
     held = {line["id"]: line for line in records if line["kind"] in ("message", "half", "delayed")}
     assert set(held) == set(sent)
     for unique, message in sent.items():
-        assert body_of(held[unique]) == message.body
-        assert held[unique]["topic"] == message.topic
-        assert held[unique]["keys"] == list(message.keys)
-        assert held[unique]["tag"] == message.tags
-    assert [line["decision"] for line in records if line["kind"] == "decision"] == [
-        "COMMITTED",
-        "ROLLED_BACK",
-    ]
+        line = held[unique]
+        assert body_of(line) == message.body
+        assert (line["topic"], line["keys"]) == (message.topic, list(message.keys))
+        assert line["tag"] == message.tags
+    decisions = [line["decision"] for line in records if line["kind"] == "decision"]
+    assert decisions == ["COMMITTED", "ROLLED_BACK"]
     assert [line["position"] for line in records] == sorted(line["position"] for line in records)
 
 
-def test_a_dump_escapes_terminal_control_characters(txmq, data):
+def test_a_dump_escapes_terminal_control_characters(log, dump):
     for more in ([], ["--json"]):
-        done = txmq("log", "dump", "--data", data, "--body", *more)
-        assert done.exit_code == 0
-        assert all(line.isprintable() for line in done.stdout.splitlines())
-    (record,) = lines(txmq("log", "dump", "--data", data, "--json", "--key", EVIL))
+        shown = log("dump", "--body", *more).stdout
+        assert all(line.isprintable() for line in shown.splitlines())
+    (record,) = dump("--key", EVIL)
     assert record["keys"] == ["large", EVIL]
 
 
-def test_dump_prints_one_line_per_record(txmq, data):
-    done = txmq("log", "dump", "--data", data, "--key", "k7", "--body")
-
-    (line,) = done.stdout.splitlines()
+def test_dump_prints_one_line_per_record(log):
+    (line,) = log("dump", "--key", "k7", "--body").stdout.splitlines()
     for part in ("message", "Orders/", "tag=pay", "keys=k7", "body=7B", "order 7"):
         assert part in line
 
@@ -275,70 +279,63 @@ def test_dump_prints_one_line_per_record(txmq, data):
 @pytest.mark.parametrize(
     ("options", "count"),
     [
-        (["--topic", "Orders"], 24),
-        (["--topic", "Later"], 1),
-        (["--topic", "Transfers"], 5),
-        (["--topic", "Orders", "--queue", "0"], 6),
-        (["--key", "k3"], 1),
-        (["--kind", "half", "--kind", "decision"], 5),
-        (["--limit", "4"], 4),
-        (["--since", "1h"], 30),
-        (["--until", "1h"], 0),
-        (["--since", "2001-01-01", "--until", "latest"], 30),
-        (["--to", "1"], 0),
+        ("--topic Orders", 24),
+        ("--topic Later", 1),
+        ("--topic Transfers", 5),
+        ("--topic Orders --queue 0", 6),
+        ("--key k3", 1),
+        ("--kind half --kind decision", 5),
+        ("--limit 4", 4),
+        ("--since 1h", 30),
+        ("--until 1h", 0),
+        ("--since 2001-01-01 --until latest", 30),
+        ("--to 1", 0),
     ],
 )
-def test_dump_options_filter_records(txmq, data, options, count):
-    done = txmq("log", "dump", "--data", data, *options)
-
-    assert done.exit_code == 0, done.output
-    assert len(done.stdout.splitlines()) == count
+def test_dump_options_filter_records(log, options, count):
+    assert len(log("dump", *options.split()).stdout.splitlines()) == count
 
 
-def test_dump_of_a_transaction_shows_its_half_message_and_decision(txmq, data, sent):
+def test_dump_of_a_transaction_shows_its_half_message_and_decision(dump, sent):
     unique = next(unique for unique, message in sent.items() if message.keys == ("ROLLBACK",))
 
-    records = lines(txmq("log", "dump", "--data", data, "--json", "--transaction", unique))
+    half, decision = dump("--transaction", unique)
 
-    assert [line["kind"] for line in records] == ["half", "decision"]
-    assert records[1]["decision"] == "ROLLED_BACK"
-    assert records[1]["half_position"] == records[0]["position"]
+    assert (half["kind"], decision["kind"]) == ("half", "decision")
+    assert decision["decision"] == "ROLLED_BACK"
+    assert decision["half_position"] == half["position"]
 
 
-def test_dump_reads_only_between_from_and_to(txmq, data):
-    whole = lines(txmq("log", "dump", "--data", data, "--json"))
+def test_dump_reads_only_between_from_and_to(dump):
+    whole = dump()
     first, last = whole[3]["position"], whole[8]["position"]
 
-    records = lines(txmq("log", "dump", "--data", data, "--json", "--from", first, "--to", last))
-
-    assert records == whole[3:8]
+    assert dump("--from", first, "--to", last) == whole[3:8]
 
 
-def test_dump_continues_after_damage_and_reports_what_it_skipped(txmq, data):
-    whole = lines(txmq("log", "dump", "--data", data, "--json"))
+def test_dump_continues_after_damage_and_reports_what_it_skipped(log, dump, data):
+    whole = dump()
     flip(log_file(data), whole[5]["position"] + 20)
 
-    done = txmq("log", "dump", "--data", data, "--json")
+    done = log("dump", "--json", code=1)
 
-    assert done.exit_code == 1
     assert lines(done) == whole[:5] + whole[6:]
     assert f"to {whole[5]['position'] + whole[5]['size']}: damaged" in done.stderr
 
 
-@pytest.mark.parametrize("options", [["--since", "soon"], ["--kind", "letters"], ["--limit", "0"]])
-def test_invalid_dump_options_are_refused(txmq, data, options):
-    assert txmq("log", "dump", "--data", data, *options).exit_code == 2
+@pytest.mark.parametrize("options", ["--since soon", "--kind letters", "--limit 0"])
+def test_invalid_dump_options_are_refused(log, options):
+    log("dump", *options.split(), code=2)
 
 
 # --- export ---
 
 
-def test_an_export_holds_everything_that_consumers_could_read(txmq, data, sent, tmp_path):
+def test_an_export_holds_everything_that_consumers_could_read(log, sent, tmp_path):
     target = tmp_path / "messages.jsonl"
 
-    done = txmq("log", "export", "--data", data, "--file", target)
+    done = log("export", "--file", target)
 
-    assert done.exit_code == 0, done.output
     assert done.stdout == f"25 records written to {target}\n"
     exported = {line["id"]: line for line in map(json.loads, target.read_text().splitlines())}
     readable = {
@@ -355,46 +352,40 @@ def test_an_export_holds_everything_that_consumers_could_read(txmq, data, sent, 
     assert (committed["kind"], committed["offset"]) == ("message", 0)
 
 
-def test_messages_can_be_sent_again_from_an_export(txmq, data, sent, tmp_path):
+def test_messages_can_be_sent_again_from_an_export(log, dump, sent, tmp_path):
     target, again = tmp_path / "messages.jsonl", tmp_path / "again"
-    txmq("log", "export", "--data", data, "--file", target, "--topic", "Orders")
-    exported = [json.loads(line) for line in target.read_text().splitlines()]
+    log("export", "--file", target, "--topic", "Orders")
 
     async def resend():
         async with (
             Broker(settings_for_test(str(again), SYNC)) as broker,
             Producer("p", names=broker.names) as producer,
         ):
-            for line in exported:
-                keys = tuple(line["keys"])
-                message = Message(
-                    topic=line["topic"], body=body_of(line), tags=line["tag"], keys=keys
-                )
-                await producer.send(message)
+            for line in map(json.loads, target.read_text().splitlines()):
+                named = {"tags": line["tag"], "keys": tuple(line["keys"])}
+                await producer.send(Message(topic=line["topic"], body=body_of(line), **named))
 
     asyncio.run(resend())
-    back = lines(txmq("log", "dump", "--data", again, "--json", "--body"))
+    back = dump("--body", data=again)
     assert sorted((body_of(line), line["keys"]) for line in back) == sorted(
         (message.body, list(message.keys)) for message in sent.values() if message.topic == "Orders"
     )
 
 
-def test_a_raw_export_holds_compressed_bodies_as_they_are_stored(txmq, data, tmp_path):
-    import zlib
-
+def test_a_raw_export_holds_compressed_bodies_as_they_are_stored(log, tmp_path):
     target = tmp_path / "raw.jsonl"
-    txmq("log", "export", "--data", data, "--file", target, "--key", "large", "--raw")
+    log("export", "--file", target, "--key", "large", "--raw")
 
-    (line,) = [json.loads(line) for line in target.read_text().splitlines()]
+    (line,) = map(json.loads, target.read_text().splitlines())
     assert line["stored"]
     assert line["compressed"] == "zlib"
     assert zlib.decompress(body_of(line)) == LARGE
 
 
-def test_an_export_writes_each_body_to_its_own_file(txmq, data, sent, tmp_path):
+def test_an_export_writes_each_body_to_its_own_file(log, sent, tmp_path):
     target = tmp_path / "bodies"
 
-    done = txmq("log", "export", "--data", data, "--bodies", target, "--json")
+    done = log("export", "--bodies", target, "--json")
 
     assert json.loads(done.stdout) == {"to": str(target), "records": 25, "passed_over": 0}
     bodies = sorted(path.read_bytes() for path in (target / "Orders").iterdir())
@@ -402,27 +393,24 @@ def test_an_export_writes_each_body_to_its_own_file(txmq, data, sent, tmp_path):
     assert [path.name for path in (target / "Transfers").iterdir()][0].endswith("-0")
 
 
-def test_an_export_names_a_committed_message_whose_half_message_is_damaged(txmq, data, tmp_path):
-    (half,) = lines(
-        txmq("log", "dump", "--data", data, "--json", "--kind", "half", "--key", "COMMIT")
-    )
+def test_an_export_names_a_committed_message_whose_half_message_is_damaged(
+    log, dump, data, tmp_path
+):
+    (half,) = dump("--kind", "half", "--key", "COMMIT")
     flip(log_file(data), half["position"] + 5)
 
-    done = txmq("log", "export", "--data", data, "--file", tmp_path / "x", "--topic", "Transfers")
+    done = log("export", "--file", tmp_path / "x", "--topic", "Transfers", code=1)
 
-    assert done.exit_code == 1
     assert "passed over" in done.stderr
 
 
-def test_an_export_overwrites_nothing(txmq, data, tmp_path):
+def test_an_export_overwrites_nothing(log, tmp_path):
     (tmp_path / "there").write_text("mine")
 
     for option in ("--file", "--bodies"):
-        done = txmq("log", "export", "--data", data, option, tmp_path / "there")
-        assert done.exit_code == 2
-        assert "exists" in done.stderr
+        assert "exists" in log("export", option, tmp_path / "there", code=2).stderr
     assert (tmp_path / "there").read_text() == "mine"
-    assert txmq("log", "export", "--data", data).exit_code == 2
+    log("export", code=2)
 
 
 # --- repair ---
@@ -435,23 +423,17 @@ def damage(data, place):
     flip(log_file(data), place)
 
 
-def test_a_repair_asks_and_shows_what_will_be_lost(txmq, data, monkeypatch):
-    record = lines(txmq("log", "dump", "--data", data, "--json"))[10]
+def test_a_repair_asks_and_shows_what_will_be_lost(log, dump, data, monkeypatch):
+    record = dump()[10]
     damage(data, record["position"] + 5)
     before = contents(data)
 
-    done = txmq("log", "verify", "--data", data, "--repair")
-
-    assert done.exit_code == 2
-    assert "add --yes" in done.stderr
-    monkeypatch.setattr(log, "has_terminal", lambda: True)
-    monkeypatch.setattr(common, "has_terminal", lambda: True)
-    done = txmq("log", "verify", "--data", data, "--repair", input="n\n")
-    assert done.exit_code == 1
-    assert (
-        f"cut the log at position {cut_position(record)}; it keeps everything before" in done.stderr
-    )
-    assert "Orders/" in done.stderr
+    assert "add --yes" in log("verify", "--repair", code=2).stderr
+    for module in ("common", "log"):
+        monkeypatch.setattr(f"txmq.cli.{module}.has_terminal", lambda: True)
+    asked = log("verify", "--repair", code=1, input="n\n").stderr
+    assert f"cut the log at position {cut_position(record)}; it keeps everything before" in asked
+    assert "Orders/" in asked
     assert contents(data) == before
 
 
@@ -467,28 +449,24 @@ def started(data):
 
 
 @pytest.mark.parametrize("byte", [100, -10], ids=["in the record", "in its span's head"])
-def test_after_a_repair_the_broker_serves_everything_before_the_cut(txmq, data, byte):
-    dumped = lines(txmq("log", "dump", "--data", data, "--json", "--body"))
+def test_after_a_repair_the_broker_serves_everything_before_the_cut(log, dump, data, byte):
+    dumped = dump("--body")
     damage(data, dumped[10]["position"] + byte)
     size = log_file(data).stat().st_size
 
-    done = txmq("log", "verify", "--data", data, "--repair", "--yes")
+    told = log("verify", "--repair", "--yes").stderr
 
-    assert done.exit_code == 0, done.output
-    assert f"loses {size - cut_position(dumped[10])} bytes" in done.stderr
+    assert f"loses {size - cut_position(dumped[10])} bytes" in told
     (side,) = (data / "cut").iterdir()
-    kept = txmq("log", "dump", "--data", side, "--json", "--body")
-    assert lines(kept) == dumped[11:]
+    assert dump("--body", data=side, code=1) == dumped[11:]
     assert started(data) == 10
-    left = lines(txmq("log", "dump", "--data", data, "--json", "--body"))
+    left = dump("--body")
     assert left[:10] == dumped[:10]
     assert left[10]["kind"] == "loss"
-    assert txmq("log", "verify", "--data", data).exit_code == 0
+    log("verify")
 
 
 def cut_position(line):
-    from txmq.protocol.span import HEAD_BYTES
-
     return line["position"] - HEAD_BYTES
 
 

@@ -5,7 +5,6 @@ import contextlib
 import re
 import shlex
 import threading
-from typing import NamedTuple
 
 import pytest
 from typer.testing import CliRunner
@@ -30,272 +29,153 @@ OF_SETS = ("cluster status", "cluster promote", "cluster remove")
 """Commands that need a broker set."""
 
 
-class Run(NamedTuple):
-    """One command line, and what it must show."""
+RUNS = [
+    ("allocateMQ", "group status billing", r"Orders +broker-a +0 +\S+@"),
+    ("brokerConsumeStats", "group monitor --match slow", "slow +2 "),
+    ("brokerConsumeStats", "group progress slow", "Backlog +broker-a +0 +2 +0 +2"),
+    ("brokerStatus", "broker status", "messages in today +[1-9]"),
+    ("checkMsgSendRT", "message send Sent x --json", '"status":"OK"|"offset":'),
+    (
+        "cloneGroupOffset",
+        "group clone slow copy Backlog --yes",
+        "group copy has the offsets of slow",
+    ),
+    ("cloneGroupOffset", "group progress copy", "Backlog +broker-a +0 +2 +0 +2"),
+    ("clusterAclConfigVersion", "acl show {accounts} --json", '"account":"the-reader"'),
+    ("clusterList", "cluster list", r"DefaultCluster +broker-a +0 +127\.0\.0\.1:\d+ +\S+"),
+    ("clusterList", "cluster status", r"{set} +\S*{leader}"),
+    ("clusterList", "broker status --all", "putMessageTimesTotal +[1-9]"),
+    ("clusterRT", "message send Sent x", r"stored in broker-a:\d+ at offset \d+"),
+    ("consumeMessage", "message pull Backlog", r"one\b(.|\n)*two"),
+    ("consumeMessage", "group progress slow", "2 messages behind"),
+    ("consumerConnection", "group clients billing", r"\S+@\S+ +127\.0\.0\.1:\d+"),
+    ("consumerConnection", "topic clients Orders", r"billing +\S+@\S+ +127\.0\.0\.1:\d+"),
+    ("consumerProgress", "group progress slow --topic Backlog", "2 messages behind"),
+    ("consumerProgress", "group monitor --json", '"group":"slow","lag":2'),
+    ("consumerStatus", "group status billing", "concurrent"),
+    ("copyUser", "acl add copied-a --secret-from {secret}", ""),
+    ("copyUser", "acl show {live}", "copied-a"),
+    ("createAcl", "acl add reader2 --secret-from {secret} --topic Orders=SUB", ""),
+    ("createAcl", "acl show {live}", "reader2 .*Orders=SUB"),
+    ("createUser", "acl add created --secret-from {secret}", ""),
+    ("createUser", "acl show {live}", "created"),
+    ("deleteAcl", "acl add reader2 --keep-secret --topic Orders=DENY", ""),
+    ("deleteAcl", "acl show {live}", "reader2 .*Orders=DENY"),
+    ("deleteAclConfig", "acl remove reader2 --yes", ""),
+    ("deleteAclConfig", "acl show {live}", r"^(?!(.|\n)*reader2)"),
+    ("deleteExpiredCommitLog", "broker config set deleteWhen 05", "deleteWhen is 05"),
+    ("deleteExpiredCommitLog", "broker config get deleteWhen", "deleteWhen +05"),
+    ("deleteSubGroup", "group delete gone --yes", "group gone is deleted"),
+    ("deleteSubGroup", "group list --all --json", '^(?!.*"gone")'),
+    ("deleteTopic", "topic delete Gone --yes", "topic Gone is deleted"),
+    ("deleteTopic", "topic list --all --json", '^(?!.*"Gone")'),
+    ("deleteUser", "acl remove created --yes", ""),
+    ("deleteUser", "acl show {live}", r"^(?!(.|\n)*created)"),
+    ("exportConfigs", "broker config get --all --json", '"setting":"fileReservedTime"'),
+    ("exportMetadata", "topic list --all --json", '"topic":"Orders"'),
+    ("exportMetadata", "group list --all --json", '"group":"billing"'),
+    ("exportMetrics", "broker status --all --json", '"putTps":'),
+    ("getAcl", "acl show {accounts}", "the-reader .*Orders=SUB"),
+    ("getAcl", "acl test {accounts} --account the-reader --subscribe Orders", "allowed: "),
+    ("getBrokerConfig", "broker config get brokerName", "brokerName +broker-a"),
+    ("getBrokerEpoch", "cluster status --json", '"epoch":[1-9]'),
+    ("getConsumerConfig", "group list --match slow --json", '"retries":16'),
+    ("getSyncStateSet", "cluster status --json", '"in_sync":true'),
+    ("getUser", "acl add listed-a --secret-from {secret} --topic Orders=SUB", ""),
+    ("getUser", "acl list --match listed-a", "listed-a +no"),
+    ("haStatus", "cluster status --json", r'"bytes_behind":\d+'),
+    ("listAcl", "acl add listed-a --secret-from {secret} --topic Orders=SUB", ""),
+    ("listAcl", "acl list", "listed-a +no +Orders=SUB"),
+    ("listUser", "acl add listed-a --secret-from {secret} --topic Orders=SUB", ""),
+    ("listUser", "acl list --json", '"account":"listed-a"'),
+    ("printMsg", "message pull Backlog --tags green", "two"),
+    ("printMsgByQueue", "message pull Backlog --queue broker-a:0", "one"),
+    ("producer", "producer list", r"shop +\S+@\S+ +127"),
+    ("producerConnection", "producer list --group shop", r"shop +\S+@\S+ +127"),
+    ("queryCq", "message pull Backlog --json", '"offset":1,.*"tags":"green"'),
+    ("queryMsgById", "message view {place}", "body +tea"),
+    ("queryMsgById", "message consume-directly billing {place}", "consumed it"),
+    ("queryMsgByKey", "message query Orders 17", "tea"),
+    (
+        "queryMsgByOffset",
+        "message pull Backlog --queue broker-a:0 --offset 1 --count 1",
+        r"^(?!(.|\n)*one)(.|\n)*two",
+    ),
+    ("queryMsgByUniqueKey", "message view {id} --topic Orders", "keys +17"),
+    ("queryMsgTraceById", "message trace Orders {id}", "sent .* shop "),
+    ("queryMsgTraceById", "trace tail --since earliest --key {id} --count 1", "sent"),
+    (
+        "resetOffsetByTime",
+        "group reset slow Backlog --to latest --yes",
+        "group slow is moved in 1 queue",
+    ),
+    ("resetOffsetByTime", "group progress slow", "0 messages behind"),
+    ("sendMessage", "message send Sent hello --key k-1", "stored in"),
+    ("sendMessage", "message query Sent k-1", "hello"),
+    ("sendMsgStatus", "message send Sent x --json", '"offset_id":"[0-9A-F]{32}"'),
+    ("skipAccumulatedMessage", "group skip copy Backlog --yes", "2 messages|group copy is moved"),
+    ("skipAccumulatedMessage", "group progress copy", "0 messages behind"),
+    ("startMonitoring", "group monitor --lag-max 1000000", "no group has more than"),
+    ("statsAll", "stats --topic Orders", "Orders +billing"),
+    ("topicClusterList", "topic route Orders", "broker-a"),
+    ("topicClusterList", "cluster list", "DefaultCluster +broker-a"),
+    ("topicList", "topic list --match Orders", "Orders +1 +1 +rw"),
+    ("topicRoute", "topic route Orders", r"broker-a +0 +127\.0\.0\.1:\d+ +1 +1"),
+    ("topicStatus", "topic status Backlog", "broker-a +0 +0 +2 +2"),
+    ("updateAcl", "acl add copied-a --keep-secret --group billing=SUB", ""),
+    ("updateAcl", "acl show {live}", "copied-a .*billing=SUB"),
+    ("updateAclConfig", "acl add copied-a --keep-secret --admin", ""),
+    ("updateAclConfig", "acl show {live}", "copied-a +(yes|True)"),
+    ("updateBrokerConfig", "broker config set fileReservedTime 48", "fileReservedTime is 48"),
+    ("updateBrokerConfig", "broker config get fileReservedTime", "48"),
+    (
+        "updateGlobalWhiteAddr",
+        "acl add copied-a --keep-secret --admin --unsigned-from 10.0.0.7",
+        "",
+    ),
+    ("updateGlobalWhiteAddr", "acl show {live}", r"copied-a .*10\.0\.0\.7"),
+    ("updateOrderConf", "topic create Ordered --queues 1 --order", "topic Ordered has 1 queue"),
+    (
+        "updateOrderConf",
+        "topic update Ordered --no-order",
+        "topic Ordered at broker-a: 1 queue, rw$",
+    ),
+    ("updateSubGroup", "group create tuned --retries 3", "3 retries"),
+    ("updateSubGroup", "group list --match tuned", "tuned +yes +3"),
+    ("updateSubGroupList", "group create listed", "group listed exists"),
+    ("updateSubGroupList", "group list --match listed", "listed"),
+    ("updateTopic", "topic create Fresh --queues 2", "has 2 queues"),
+    ("updateTopic", "topic status Fresh", "broker-a +1 "),
+    ("updateTopic", "topic update Fresh --queues 4", "4 queues"),
+    ("updateTopic", "topic status Fresh", "broker-a +3 "),
+    ("updateTopicList", "topic create Second", "has 4 queues"),
+    ("updateTopicList", "topic list --match Second", "Second +4"),
+    ("updateTopicList", "topic update Second --queues 9", "9 queues"),
+    ("updateTopicPerm", "topic permit Second r", "[49] queues, r"),
+    ("updateTopicPerm", "topic list --match Second", " r "),
+    ("updateUser", "acl add copied-a --keep-secret --admin --other-topics SUB", ""),
+    ("updateUser", "acl show {live}", "copied-a .*SUB"),
+    (
+        "electMaster",
+        "cluster promote {follower} --coordinator {etcd} --broker {set} --reason upgrade",
+        r"{follower}\S* leads {set} at",
+    ),
+    (
+        "cleanBrokerMetadata",
+        "cluster remove {follower} --broker {set} --reason retired --allow-refused-sends",
+        "removed {follower} from {set}",
+    ),
+    ("cleanBrokerMetadata", "cluster status", "{follower}.*retired"),
+    ("wipeWritePerm", "cluster drain broker-a", "for reading only"),
+    ("wipeWritePerm", "topic route Orders", r"broker-a +0 +\S+ +1 +0"),
+    ("addWritePerm", "cluster undrain broker-a --yes", "for reading and writing"),
+    ("addWritePerm", "topic route Orders", r"broker-a +0 +\S+ +1 +1"),
+]
+"""Command lines, without ``txmq`` and the name servers, by the mqadmin command to which they are
+equivalent, or whose effect they show; and a regular expression that the output must have.
 
-    words: str
-    """Without ``txmq`` and the name servers; names in braces are those of :func:`named`."""
-    shows: str = ""
-    """A regular expression that its output must have."""
-    then: str = ""
-    """A second command line, which looks at the effect of the first."""
-    effect: str = ""
-    """A regular expression that the output of the second must have."""
-
-
-RUNS = {
-    "allocateMQ": [Run("group status billing", r"Orders +broker-a +0 +\S+@")],
-    "brokerConsumeStats": [
-        Run("group monitor --match slow", r"slow +2 "),
-        Run("group progress slow", r"Backlog +broker-a +0 +2 +0 +2"),
-    ],
-    "brokerStatus": [Run("broker status", "messages in today +[1-9]")],
-    "checkMsgSendRT": [Run("message send Sent x --json", '"status":"OK"|"offset":')],
-    "cloneGroupOffset": [
-        Run(
-            "group clone slow copy Backlog --yes",
-            "group copy has the offsets of slow",
-            "group progress copy",
-            r"Backlog +broker-a +0 +2 +0 +2",
-        )
-    ],
-    "clusterAclConfigVersion": [Run("acl show {accounts} --json", r'"account":"the-reader"')],
-    "clusterList": [
-        Run("cluster list", r"DefaultCluster +broker-a +0 +127\.0\.0\.1:\d+ +\S+"),
-        Run("cluster status", r"{set} +\S*{leader}"),
-        Run("broker status --all", r"putMessageTimesTotal +[1-9]"),
-    ],
-    "clusterRT": [Run("message send Sent x", r"stored in broker-a:\d+ at offset \d+")],
-    "consumeMessage": [
-        Run("message pull Backlog", r"one\b(.|\n)*two", "group progress slow", "2 messages behind")
-    ],
-    "consumerConnection": [
-        Run("group clients billing", r"\S+@\S+ +127\.0\.0\.1:\d+"),
-        Run("topic clients Orders", r"billing +\S+@\S+ +127\.0\.0\.1:\d+"),
-    ],
-    "consumerProgress": [
-        Run("group progress slow --topic Backlog", "2 messages behind"),
-        Run("group monitor --json", '"group":"slow","lag":2'),
-    ],
-    "consumerStatus": [Run("group status billing", r"concurrent")],
-    "copyUser": [Run("acl add copied-a --secret-from {secret}", "", "acl show {live}", "copied-a")],
-    "createAcl": [
-        Run(
-            "acl add reader2 --secret-from {secret} --topic Orders=SUB",
-            "",
-            "acl show {live}",
-            r"reader2 .*Orders=SUB",
-        )
-    ],
-    "createUser": [Run("acl add created --secret-from {secret}", "", "acl show {live}", "created")],
-    "deleteAcl": [
-        Run(
-            "acl add reader2 --keep-secret --topic Orders=DENY",
-            "",
-            "acl show {live}",
-            r"reader2 .*Orders=DENY",
-        )
-    ],
-    "deleteAclConfig": [
-        Run("acl remove reader2 --yes", "", "acl show {live}", r"^(?!(.|\n)*reader2)")
-    ],
-    "deleteExpiredCommitLog": [
-        Run(
-            "broker config set deleteWhen 05",
-            "deleteWhen is 05",
-            "broker config get deleteWhen",
-            "deleteWhen +05",
-        )
-    ],
-    "deleteSubGroup": [
-        Run(
-            "group delete gone --yes",
-            "group gone is deleted",
-            "group list --all --json",
-            r'^(?!.*"gone")',
-        )
-    ],
-    "deleteTopic": [
-        Run(
-            "topic delete Gone --yes",
-            "topic Gone is deleted",
-            "topic list --all --json",
-            r'^(?!.*"Gone")',
-        )
-    ],
-    "deleteUser": [Run("acl remove created --yes", "", "acl show {live}", r"^(?!(.|\n)*created)")],
-    "exportConfigs": [Run("broker config get --all --json", r'"setting":"fileReservedTime"')],
-    "exportMetadata": [
-        Run("topic list --all --json", r'"topic":"Orders"'),
-        Run("group list --all --json", r'"group":"billing"'),
-    ],
-    "exportMetrics": [Run("broker status --all --json", r'"putTps":')],
-    "getAcl": [
-        Run("acl show {accounts}", r"the-reader .*Orders=SUB"),
-        Run("acl test {accounts} --account the-reader --subscribe Orders", "allowed: "),
-    ],
-    "getBrokerConfig": [Run("broker config get brokerName", "brokerName +broker-a")],
-    "getBrokerEpoch": [Run("cluster status --json", r'"epoch":[1-9]')],
-    "getConsumerConfig": [Run("group list --match slow --json", r'"retries":16')],
-    "getSyncStateSet": [Run("cluster status --json", r'"in_sync":true')],
-    "getUser": [
-        Run("acl add listed-a --secret-from {secret} --topic Orders=SUB"),
-        Run("acl list --match listed-a", r"listed-a +no"),
-    ],
-    "haStatus": [Run("cluster status --json", r'"bytes_behind":\d+')],
-    "listAcl": [
-        Run("acl add listed-a --secret-from {secret} --topic Orders=SUB"),
-        Run("acl list", r"listed-a +no +Orders=SUB"),
-    ],
-    "listUser": [
-        Run("acl add listed-a --secret-from {secret} --topic Orders=SUB"),
-        Run("acl list --json", r'"account":"listed-a"'),
-    ],
-    "printMsg": [Run("message pull Backlog --tags green", r"two")],
-    "printMsgByQueue": [Run("message pull Backlog --queue broker-a:0", r"one")],
-    "producer": [Run("producer list", r"shop +\S+@\S+ +127")],
-    "producerConnection": [Run("producer list --group shop", r"shop +\S+@\S+ +127")],
-    "queryCq": [Run("message pull Backlog --json", r'"offset":1,.*"tags":"green"')],
-    "queryMsgById": [
-        Run("message view {place}", r"body +tea"),
-        Run("message consume-directly billing {place}", "consumed it"),
-    ],
-    "queryMsgByKey": [Run("message query Orders 17", r"tea")],
-    "queryMsgByOffset": [
-        Run(
-            "message pull Backlog --queue broker-a:0 --offset 1 --count 1",
-            r"^(?!(.|\n)*one)(.|\n)*two",
-        )
-    ],
-    "queryMsgByUniqueKey": [Run("message view {id} --topic Orders", r"keys +17")],
-    "queryMsgTraceById": [
-        Run("message trace Orders {id}", r"sent .* shop "),
-        Run("trace tail --since earliest --key {id} --count 1", "sent"),
-    ],
-    "resetOffsetByTime": [
-        Run(
-            "group reset slow Backlog --to latest --yes",
-            "group slow is moved in 1 queue",
-            "group progress slow",
-            "0 messages behind",
-        )
-    ],
-    "sendMessage": [
-        Run("message send Sent hello --key k-1", "stored in", "message query Sent k-1", "hello")
-    ],
-    "sendMsgStatus": [Run("message send Sent x --json", r'"offset_id":"[0-9A-F]{32}"')],
-    "skipAccumulatedMessage": [
-        Run(
-            "group skip copy Backlog --yes",
-            "2 messages|group copy is moved",
-            "group progress copy",
-            "0 messages behind",
-        )
-    ],
-    "startMonitoring": [Run("group monitor --lag-max 1000000", "no group has more than")],
-    "statsAll": [Run("stats --topic Orders", r"Orders +billing")],
-    "topicClusterList": [
-        Run("topic route Orders", "broker-a"),
-        Run("cluster list", "DefaultCluster +broker-a"),
-    ],
-    "topicList": [Run("topic list --match Orders", "Orders +1 +1 +rw")],
-    "topicRoute": [Run("topic route Orders", r"broker-a +0 +127\.0\.0\.1:\d+ +1 +1")],
-    "topicStatus": [Run("topic status Backlog", r"broker-a +0 +0 +2 +2")],
-    "updateAcl": [
-        Run(
-            "acl add copied-a --keep-secret --group billing=SUB",
-            "",
-            "acl show {live}",
-            r"copied-a .*billing=SUB",
-        )
-    ],
-    "updateAclConfig": [
-        Run(
-            "acl add copied-a --keep-secret --admin", "", "acl show {live}", r"copied-a +(yes|True)"
-        )
-    ],
-    "updateBrokerConfig": [
-        Run(
-            "broker config set fileReservedTime 48",
-            "fileReservedTime is 48",
-            "broker config get fileReservedTime",
-            "48",
-        )
-    ],
-    "updateGlobalWhiteAddr": [
-        Run(
-            "acl add copied-a --keep-secret --admin --unsigned-from 10.0.0.7",
-            "",
-            "acl show {live}",
-            r"copied-a .*10\.0\.0\.7",
-        )
-    ],
-    "updateOrderConf": [
-        Run("topic create Ordered --queues 1 --order", "topic Ordered has 1 queue"),
-        Run("topic update Ordered --no-order", "topic Ordered at broker-a: 1 queue, rw$"),
-    ],
-    "updateSubGroup": [
-        Run(
-            "group create tuned --retries 3",
-            "3 retries",
-            "group list --match tuned",
-            r"tuned +yes +3",
-        )
-    ],
-    "updateSubGroupList": [
-        Run("group create listed", "group listed exists", "group list --match listed", "listed")
-    ],
-    "updateTopic": [
-        Run("topic create Fresh --queues 2", "has 2 queues", "topic status Fresh", r"broker-a +1 "),
-        Run("topic update Fresh --queues 4", "4 queues", "topic status Fresh", r"broker-a +3 "),
-    ],
-    "updateTopicList": [
-        Run("topic create Second", "has 4 queues", "topic list --match Second", "Second +4"),
-        Run("topic update Second --queues 9", "9 queues"),
-    ],
-    "updateTopicPerm": [
-        Run("topic permit Second r", "[49] queues, r", "topic list --match Second", " r ")
-    ],
-    "updateUser": [
-        Run(
-            "acl add copied-a --keep-secret --admin --other-topics SUB",
-            "",
-            "acl show {live}",
-            r"copied-a .*SUB",
-        )
-    ],
-    "electMaster": [
-        Run(
-            "cluster promote {follower} --coordinator {etcd} --broker {set} --reason upgrade",
-            r"{follower}\S* leads {set} at",
-        )
-    ],
-    "cleanBrokerMetadata": [
-        Run(
-            "cluster remove {follower} --broker {set} --reason retired --allow-refused-sends",
-            "removed {follower} from {set}",
-            "cluster status",
-            "{follower}.*retired",
-        )
-    ],
-    "wipeWritePerm": [
-        Run(
-            "cluster drain broker-a",
-            "for reading only",
-            "topic route Orders",
-            r"broker-a +0 +\S+ +1 +0",
-        )
-    ],
-    "addWritePerm": [
-        Run(
-            "cluster undrain broker-a --yes",
-            "for reading and writing",
-            "topic route Orders",
-            r"broker-a +0 +\S+ +1 +1",
-        )
-    ],
-}
-"""By mqadmin's name, for every command that has an equivalent, in the order of the runs."""
+They run in this order. Names in braces are those of :func:`named`.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -385,52 +265,47 @@ def pair(tmp_path_factory, etcd):
         yield members
 
 
-def cases(*, of_sets):
-    return [
-        pytest.param(run, id=f"{name}: {run.words.partition(' --')[0]}")
-        for name, runs in RUNS.items()
-        for run in runs
-        if run.words.startswith(OF_SETS) is of_sets
-    ]
+def names_of(*, of_sets):
+    """The mqadmin commands of which some equivalent needs a broker set, or needs none."""
+    return list(dict.fromkeys(name for name, line, _ in RUNS if is_of_sets(line) is of_sets))
+
+
+def is_of_sets(line):
+    return line.startswith(OF_SETS)
 
 
 def test_every_mqadmin_command_has_a_tested_equivalent_or_a_reason_for_none():
-    assert set(RUNS) <= set(EQUIVALENTS)
+    assert {name for name, _, _ in RUNS} <= set(EQUIVALENTS)
     for name, equivalent in EQUIVALENTS.items():
-        lines = [f"{run.words} " for run in RUNS.get(name, ())]
+        lines = [f"{line} " for other, line, _ in RUNS if other == name]
         for command in equivalent.commands:
             assert any(line.startswith(f"{command} ") for line in lines), (name, command)
         assert equivalent.commands or equivalent.text, name
 
 
-@pytest.mark.parametrize("run", cases(of_sets=False))
-def test_the_equivalent_of_an_mqadmin_command_works(run, named, broker):
-    check(run, named, broker.names)
+@pytest.mark.parametrize("name", names_of(of_sets=False))
+def test_the_equivalent_of_an_mqadmin_command_works(name, named, broker):
+    check(name, named, broker.names, of_sets=False)
 
 
-@pytest.mark.parametrize("run", cases(of_sets=True))
-def test_the_equivalent_of_an_mqadmin_command_works_on_a_broker_set(run, pair):
+@pytest.mark.parametrize("name", names_of(of_sets=True))
+def test_the_equivalent_of_an_mqadmin_command_works_on_a_broker_set(name, pair):
     leader = pair.wait_in_sync(1)
     (follower,) = [member for member in pair.members.values() if member is not leader]
     named = {"set": pair.name, "etcd": leader.etcd}
     named |= {"leader": leader.name, "follower": follower.name}
-    check(run, named, pair.names.names)
+    check(name, named, pair.names.names, of_sets=True)
 
 
-def check(run, named, names):
-    shown = output_of(run.words, named, names)
-    assert re.search(filled(run.shows, named), shown, re.MULTILINE), shown
-    if run.then:
-        shown = output_of(run.then, named, names)
-        assert re.search(filled(run.effect, named), shown, re.MULTILINE), shown
-
-
-def output_of(line, named, names):
-    words = shlex.split(filled(line, named))
-    words += [] if line.startswith(OFFLINE) else ["--names", names]
-    result = CliRunner().invoke(app, words)
-    assert result.exit_code == 0, result.output
-    return result.stdout
+def check(name, named, names, *, of_sets):
+    for other, line, pattern in RUNS:
+        if other == name and is_of_sets(line) is of_sets:
+            words = shlex.split(filled(line, named))
+            words += [] if line.startswith(OFFLINE) else ["--names", names]
+            result = CliRunner().invoke(app, words)
+            assert result.exit_code == 0, result.output
+            shown = result.stdout
+            assert re.search(filled(pattern, named), shown, re.MULTILINE), shown
 
 
 def filled(text, named):

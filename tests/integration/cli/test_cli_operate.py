@@ -53,6 +53,21 @@ def rows(run):
 
 
 @pytest.fixture
+def topic(run):
+    """Create a topic of one queue with some messages; with a group that has consumed none."""
+
+    def create(name, messages=0, *, unread_by=None):
+        run("topic", "create", name, "--queues", 1)
+        for _ in range(messages):
+            run("message", "send", name, "x")
+        if unread_by:
+            run("group", "create", unread_by)
+            run("group", "reset", unread_by, name, "--to", "earliest", "--yes")
+
+    return create
+
+
+@pytest.fixture
 def rounds(monkeypatch):
     """End each --watch with Ctrl-C after this number of rounds, without pauses."""
 
@@ -105,9 +120,8 @@ def shop(broker):
 # Brokers
 
 
-def test_broker_status_shows_its_figures(run, rows):
-    run("topic", "create", "Figures", "--queues", 1)
-    run("message", "send", "Figures", "x")
+def test_broker_status_shows_its_figures(run, rows, topic):
+    topic("Figures", 1)
 
     shown = run("broker", "status")
     (status,) = rows("broker", "status")
@@ -130,18 +144,14 @@ def test_a_watch_repeats_until_ctrl_c(run, rounds):
     assert "50ms or more" in run("broker", "status", "--watch", "--every", "0", code=2)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [("cluster", "status"), ("cluster", "list"), ("topic", "list"), ("tx", "list")],
-    ids=" ".join,
-)
+@pytest.mark.parametrize("words", ["cluster status", "cluster list", "topic list", "tx list"])
 def test_status_and_list_commands_can_be_watched(run, rounds, words):
     rounds(2)
 
-    assert run(*words, "--watch", "--json").count("\n") == 2
+    assert run(*words.split(), "--watch", "--json").count("\n") == 2
 
 
-def test_a_watch_continues_while_the_broker_is_unreachable(txmq, broker, rounds):
+def test_a_watch_continues_while_the_broker_is_unreachable(txmq, rounds):
     rounds(2)
     result = txmq("broker", "status", "--watch", "--names", "127.0.0.1:1")
 
@@ -169,18 +179,18 @@ def test_settings_are_read_and_changed(run, rows):
 
 def test_a_list_can_be_filtered_sorted_and_paged(run, rows):
     every = ("broker", "config", "get", "--all")
+    page = (*every, "--limit", 4, "--page", 2)
     hours = rows(*every, "--match", "reservedtime")
     sizes = [row["value"] for row in rows(*every, "--match", "DISK", "--sort", "-value")]
 
     assert [row["setting"] for row in hours] == ["fileReservedTime"]
     assert [int(size) for size in sizes if size.isdecimal()] == [90, 85, 75]
-    assert len(rows(*every, "--limit", 4, "--page", 2)) == 4
-    assert rows(*every)[4:8] == rows(*every, "--limit", 4, "--page", 2)
-    assert "page 2 of" in run(*every, "--limit", 4, "--page", 2)
+    assert len(rows(*page)) == 4
+    assert rows(*every)[4:8] == rows(*page)
+    assert "page 2 of" in run(*page)
     assert run(*every, "--match", "no such text") == "no row matches\n"
-    assert "no column 'valve'; the nearest name is 'value'" in run(
-        *every, "--sort", "valve", code=2
-    )
+    wrong = run(*every, "--sort", "valve", code=2)
+    assert "no column 'valve'; the nearest name is 'value'" in wrong
 
 
 # Producers and consumers
@@ -237,12 +247,8 @@ def test_consumers_report_their_state(run, rows, shop):
     assert "group 'biling' does not exist" in run("group", "status", "biling", code=1)
 
 
-def test_group_monitor_finds_groups_that_are_behind(run, rows, shop):
-    run("topic", "create", "Backlog", "--queues", 1)
-    run("group", "create", "slow")
-    for _ in range(3):
-        run("message", "send", "Backlog", "x")
-    run("group", "reset", "slow", "Backlog", "--to", "earliest", "--yes")
+def test_group_monitor_finds_groups_that_are_behind(run, rows, topic, shop):
+    topic("Backlog", 3, unread_by="slow")
 
     groups = {row["group"]: row for row in rows("group", "monitor")}
     assert (groups["slow"]["lag"], groups["slow"]["consumers"]) == (3, 0)
@@ -255,30 +261,23 @@ def test_group_monitor_finds_groups_that_are_behind(run, rows, shop):
     run("group", "monitor", "--lag-max", 2, code=1)
 
 
-def test_group_clone_copies_offsets_and_group_skip_skips_the_backlog(run, rows, shop):
-    run("topic", "create", "Copied", "--queues", 1)
-    run("group", "create", "first")
-    for _ in range(2):
-        run("message", "send", "Copied", "x")
+def test_group_clone_copies_offsets_and_group_skip_skips_the_backlog(run, rows, topic, shop):
+    topic("Copied", 2, unread_by="first")
     run("group", "reset", "first", "Copied", "--to", "latest", "--yes")
 
     (cloned,) = rows("group", "clone", "first", "second", "Copied", "--yes")
     assert (cloned["before"], cloned["offset"]) == (None, 2)
     run("message", "send", "Copied", "x")
     assert rows("group", "progress", "second")["lag"] == 1
-    assert run("group", "skip", "second", "Copied", "--yes").endswith(
-        "group second is moved in 1 queue of Copied\n"
-    )
+    skipped = run("group", "skip", "second", "Copied", "--yes")
+    assert skipped.endswith("group second is moved in 1 queue of Copied\n")
     assert rows("group", "progress", "second")["lag"] == 0
 
-    for topic in ("SkippedA", "SkippedB"):
-        run("topic", "create", topic, "--queues", 1)
-        run("message", "send", topic, "x")
-        run("group", "reset", "second", topic, "--to", "earliest", "--yes")
+    topic("SkippedA", 1, unread_by="second")
+    topic("SkippedB", 1, unread_by="second")
     assert rows("group", "progress", "second")["lag"] == 2
-    assert run("group", "skip", "second", "--all", "--yes").endswith(
-        "group second is moved in 3 queues of 3 topics\n"
-    )
+    skipped = run("group", "skip", "second", "--all", "--yes")
+    assert skipped.endswith("group second is moved in 3 queues of 3 topics\n")
     assert rows("group", "progress", "second")["lag"] == 0
     assert "name a topic, or add --all" in run("group", "skip", "second", "--yes", code=2)
 
@@ -324,9 +323,8 @@ def test_queue_message_and_client_lists_can_be_filtered_sorted_and_paged(run, ro
     assert [row["keys"] for row in rows(*pull, "--sort", "keys")] == [["a"], ["b"], ["c"]]
     assert [row["body"] for row in rows(*pull, "--match", "body b")] == ["body b"]
     assert "page 2 of 2, 3 rows" in run(*pull, "--limit", 2, "--page", 2)
-    assert "the columns are broker, queue, offset, id, tag, keys, body" in run(
-        *pull, "--sort", "size", code=2
-    )
+    columns = "the columns are broker, queue, offset, id, tag, keys, body"
+    assert columns in run(*pull, "--sort", "size", code=2)
     assert len(rows("message", "query", "Sorted", "a", "--match", "nothing")) == 0
     progress = rows(*lag, "--sort", "-behind", "--limit", 1)
     assert (progress["lag"], [row["queue"]["number"] for row in progress["queues"]]) == (2, [0])
@@ -336,18 +334,17 @@ def test_queue_message_and_client_lists_can_be_filtered_sorted_and_paged(run, ro
     assert (clients["clients"], clients["subscriptions"]["Orders"]) == ([], "*")
 
 
-def test_a_progress_bar_is_shown_only_on_a_terminal(monkeypatch):
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_progress_bar_is_shown_only_on_a_terminal(monkeypatch, is_terminal):
+    screen = io.StringIO()
+    screen.isatty = lambda: is_terminal
     monkeypatch.setenv("TERM", "xterm")
-    shown = []
-    for is_terminal in (True, False):
-        screen = io.StringIO()
-        screen.isatty = lambda is_terminal=is_terminal: is_terminal
-        monkeypatch.setattr("sys.stderr", screen)
-        with progress_bar("dead letters", 4) as advance:
-            advance(3)
-        shown.append("dead letters" in screen.getvalue())
+    monkeypatch.setattr("sys.stderr", screen)
 
-    assert shown == [True, False]
+    with progress_bar("dead letters", 4) as advance:
+        advance(3)
+
+    assert ("dead letters" in screen.getvalue()) is is_terminal
 
 
 # Shells
@@ -362,12 +359,8 @@ def test_a_shell_completes_commands():
     asked = {"COMP_WORDS": "txmq topic per", "COMP_CWORD": "2", "_TXMQ_COMPLETE": "complete_bash"}
     done = subprocess.run(
         [sys.executable, "-m", "txmq"],
-        env=os.environ | asked,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
+        env=os.environ | asked, capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
 
     assert (done.stdout, done.returncode) == ("permit\n", 0), done.stderr
 
@@ -375,16 +368,17 @@ def test_a_shell_completes_commands():
 # Clusters
 
 
-def test_a_broker_is_drained_and_takes_messages_again(run, rows):
-    run("topic", "create", "Drained", "--queues", 1)
+def test_a_broker_is_drained_and_takes_messages_again(run, rows, topic):
+    topic("Drained")
+
+    def state():
+        (route,) = rows("topic", "route", "Drained")
+        return rows("cluster", "list")[0]["drained"], route["writable"], route["readable"]
 
     assert "for reading only" in run("cluster", "drain", "broker-a")
-    assert rows("cluster", "list")[0]["drained"] is True
-    assert rows("topic", "route", "Drained")[0]["writable"] == 0
-    assert rows("topic", "route", "Drained")[0]["readable"] == 1
+    assert state() == (True, 0, 1)
     assert rows("cluster", "undrain", "broker-a", "--yes")["writable"] is True
-    assert rows("cluster", "list")[0]["drained"] is False
-    assert rows("topic", "route", "Drained")[0]["writable"] == 1
+    assert state() == (False, 1, 1)
     assert "'broker-b' is unknown" in run("cluster", "drain", "broker-b", code=2)
 
 
@@ -423,9 +417,12 @@ def test_open_transactions_are_sorted_and_filtered(run, rows):
     prepare(run.names, "S2", group="sorted")
     listed = ("tx", "list", "--group", "sorted")
 
-    assert [row["id"] for row in rows(*listed, "--sort", "-id")] == ["S2", "S1"]
-    assert [row["id"] for row in rows(*listed, "--sort", "-age")] == ["S1", "S2"]
-    assert [row["id"] for row in rows(*listed, "--match", "s2")] == ["S2"]
+    def ids(*options):
+        return [row["id"] for row in rows(*listed, *options)]
+
+    assert ids("--sort", "-id") == ["S2", "S1"]
+    assert ids("--sort", "-age") == ["S1", "S2"]
+    assert ids("--match", "s2") == ["S2"]
     assert "which --limit shows" in run(*listed, "--limit", 1)
 
 
@@ -491,29 +488,23 @@ def test_the_audit_reads_the_same_from_a_broker_and_from_its_directory(run, rows
     assert stored.stdout.splitlines() == [line.removeprefix("broker-a ") for line in topics]
 
 
-def test_a_group_is_not_done_while_messages_wait_for_a_retry(run, rows, broker):
-    run("topic", "create", "Failing", "--queues", 1)
-    run("group", "create", "dunning")
-    run("message", "send", "Failing", "x")
+def test_a_group_is_not_done_while_messages_wait_for_a_retry(run, rows, topic):
+    topic("Failing", 1, unread_by="dunning")
     run("group", "reset", "dunning", "Failing", "--to", "latest", "--yes")
     (sent,) = rows("message", "pull", "Failing")
-    position = int(sent["offset_id"][16:], 16)
 
     async def fail():
-        async with Session(broker.names) as session:
-            route = await session.route("Failing")
+        async with Session(run.names) as session:
+            address = (await session.route("Failing")).master("broker-a")
             # The last level: it still waits when the test is over.
-            failed = SendBack(position, "dunning", 18, "", "Failing")
-            await session.request(
-                route.master("broker-a"), RequestCode.CONSUMER_SEND_MSG_BACK, failed
-            )
+            failed = SendBack(int(sent["offset_id"][16:], 16), "dunning", 18, "", "Failing")
+            await session.request(address, RequestCode.CONSUMER_SEND_MSG_BACK, failed)
 
     asyncio.run(fail())
 
-    for words in (("group", "progress", "dunning"), ("group", "progress", "dunning", "--json")):
-        assert "retr" in run(*words)
-    total = run("group", "progress", "dunning").splitlines()[-1]
-    assert total == "0 messages behind, 1 waits for retry 1 of 16"
+    progress = ("group", "progress", "dunning")
+    assert "retr" in run(*progress, "--json")
+    assert run(*progress).splitlines()[-1] == "0 messages behind, 1 waits for retry 1 of 16"
     (row,) = rows("group", "monitor", "--match", "dunning")
     assert (row["lag"], row["delay_ms"], row["retries"]["by_number"]) == (0, None, {"1": 1})
     assert "1 for retry 1 of 16" in run("group", "monitor", "--match", "dunning")

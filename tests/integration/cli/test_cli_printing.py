@@ -35,12 +35,10 @@ def hostile(cluster):
         broker.groups[name] = bodies.GroupConfig(name)
         broker.offsets[name, "T", 0] = 0
         broker.offsets[name, HOSTILE, 0] = 0
+        client = bodies.ClientConnection(HOSTILE, HOSTILE, HOSTILE, 317)
+        subscribed = {HOSTILE: bodies.SubscriptionData(HOSTILE, HOSTILE)}
         broker.consumers[name] = bodies.ConsumerConnections(
-            [bodies.ClientConnection(HOSTILE, HOSTILE, HOSTILE, 317)],
-            HOSTILE,
-            HOSTILE,
-            HOSTILE,
-            {HOSTILE: bodies.SubscriptionData(HOSTILE, HOSTILE)},
+            [client], HOSTILE, HOSTILE, HOSTILE, subscribed
         )
     named = render({"UNIQ_KEY": "U1", "KEYS": HOSTILE, "TAGS": HOSTILE, HOSTILE: HOSTILE})
     cluster.place = store(broker, "T", HOSTILE.encode(), named).offset_id
@@ -58,19 +56,10 @@ def hostile(cluster):
     ]  # fmt: skip
     store(broker, "RMQ_SYS_TRACE_TOPIC", trace.encode(records), render({"KEYS": "U1"}))
     transaction = bodies.TransactionEntry(
-        transaction_id=HOSTILE,
-        state=HOSTILE,
-        producer_group=HOSTILE,
-        topic=HOSTILE,
-        queue_id=0,
-        half_offset=0,
-        commit_log_offset=0,
-        offset_msg_id=HOSTILE,
-        keys=HOSTILE,
-        stored_ms=1,
-        checks=0,
-        client_id=HOSTILE,
-    )
+        transaction_id=HOSTILE, state=HOSTILE, producer_group=HOSTILE, topic=HOSTILE, queue_id=0,
+        half_offset=0, commit_log_offset=0, offset_msg_id=HOSTILE, keys=HOSTILE, stored_ms=1,
+        checks=0, client_id=HOSTILE,
+    )  # fmt: skip
     listed = bodies.OpenTransactions([transaction], 1, 0, 1)
     cluster.replies[7701] = lambda request: command.answer(request, body=listed.write())
     shown = {"transaction": transaction.write().decode()}

@@ -1,31 +1,32 @@
 """``txmq resolve`` against a real broker and SQLite; killed services are in tests/integration."""
 
 import asyncio
+import itertools
 import json
 import os
 import re
 import signal
 import sqlite3
+import sys
 import threading
+from contextlib import closing
 from dataclasses import replace
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from typer.testing import CliRunner
 
+from tests.integration.console.console_stage import Undecided
 from tests.servers.serving import free_port
-from txmq import Message, SQLResource, TransactionProducer
+from txmq import Client, Message, SQLResource, TransactionProducer
 from txmq.cli import resolve as module
-from txmq.cli.root import app
-from txmq.client import Admin, Session
+from txmq.client import Admin
 from txmq.errors import DatabaseFailed
 from txmq.protocol import properties
-from txmq.transaction import LocalTransactionState
 from txmq_broker.config import BrokerSettings, CheckBackSettings, StoreSettings
 from txmq_broker.testing import BrokerThread
 
-GROUP = "icbc"
+NUMBERS = itertools.count()
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def database(txmq, tmp_path):
     return url
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def broker():
     soon = CheckBackSettings(timeout=0.5, check_interval=0.2, check_max=2)
     settings = BrokerSettings(store=StoreSettings(flush="async"), transaction=soon)
@@ -44,8 +45,14 @@ def broker():
 
 
 @pytest.fixture
-def resolve(txmq, broker, database):
-    def run(*arguments, group=GROUP, **more):
+def group():
+    """A producer group of this test alone: the broker is everybody's."""
+    return f"icbc-{next(NUMBERS)}"
+
+
+@pytest.fixture
+def resolve(txmq, broker, database, group):
+    def run(*arguments, group=group, **more):
         # Options --database add up: a second one does not replace the first.
         named = [] if "--database" in arguments else ["--database", database]
         where = ["--names", broker.names, *named]
@@ -54,46 +61,55 @@ def resolve(txmq, broker, database):
     return run
 
 
-class Silent:
-    """A listener that is never asked."""
-
-    def execute_local_transaction(self, message, arg):
-        raise AssertionError
-
-    def check_local_transaction(self, message):
-        return LocalTransactionState.UNKNOWN
-
-
-def prepare(names, count, fence, group=GROUP):
+@pytest.fixture
+def prepare(broker, group, fence):
     """Send half messages of a service that is gone; returns their ids."""
 
-    async def send():
-        async with TransactionProducer(group, names, Silent()) as producer:
-            message = Message(topic="Orders", body=b"x", properties={properties.FENCE: fence})
-            return [(await producer.prepare(message)).id for _ in range(count)]
+    async def send(count, group, fence):
+        async with Client(broker.names) as client:
+            await client.admin.create_topic("Orders", queues=1)
+            async with TransactionProducer(group, client, Undecided()) as producer:
+                message = Message(topic="Orders", body=b"x", properties={properties.FENCE: fence})
+                return [(await producer.prepare(message)).id for _ in range(count)]
 
-    async def main():
-        async with Session(names) as session:
-            await Admin(session).create_topic("Orders", queues=1)
-        return await send()
-
-    return asyncio.run(main())
+    identity = fence()
+    return lambda count, group=group, fence=identity: asyncio.run(send(count, group, fence))
 
 
-def fence_of(tmp_path, *committed):
+@pytest.fixture
+def fence(tmp_path, database, group):
     """Add these committed transactions to the fence; returns its identity."""
-    connection = sqlite3.connect(tmp_path / "bank.db")
-    for xid in committed:
-        connection.execute("INSERT INTO txmq_fence VALUES (?, 1, ?, 5)", (xid, GROUP))
-    connection.commit()
-    ((identity,),) = connection.execute("SELECT identity FROM txmq_fence_mark").fetchall()
-    connection.close()
-    return identity
+
+    def commit(*xids):
+        with closing(sqlite3.connect(tmp_path / "bank.db")) as connection:
+            for xid in xids:
+                connection.execute("INSERT INTO txmq_fence VALUES (?, 1, ?, 5)", (xid, group))
+            connection.commit()
+            ((identity,),) = connection.execute("SELECT identity FROM txmq_fence_mark").fetchall()
+        return identity
+
+    return commit
 
 
-def test_until_empty_ends_when_no_transaction_is_open(resolve, broker, tmp_path):
-    ids = prepare(broker.names, 7, fence_of(tmp_path))
-    fence_of(tmp_path, *ids[:3])
+@pytest.fixture
+def at_each_look(monkeypatch):
+    """Do something after each count of open transactions, with the resolver's tally."""
+    plain = module.Resolver._count_open
+    monkeypatch.setattr(module, "SAY_S", 0.0)
+
+    def decorate(work):
+        async def looked(self):
+            await plain(self)
+            await work(self._tally())
+
+        monkeypatch.setattr(module.Resolver, "_count_open", looked)
+
+    return decorate
+
+
+def test_until_empty_ends_when_no_transaction_is_open(resolve, prepare, fence, group):
+    ids = prepare(7)
+    fence(*ids[:3])
 
     result = resolve("--until-empty")
 
@@ -102,14 +118,14 @@ def test_until_empty_ends_when_no_transaction_is_open(resolve, broker, tmp_path)
         r"7 decided in [\d.]+ s: 3 committed, 4 rolled back; 0 answered with unknown\n",
         result.stdout,
     )
-    assert "answering for icbc" in result.stderr
+    assert f"answering for {group}" in result.stderr
     again = json.loads(resolve("--until-empty", "--json", "--quiet").stdout)
     assert (again["committed"], again["left"], again["is_good"]) == (0, 0, True)
 
 
-def test_transactions_of_another_database_are_left_open_and_reported(resolve, broker, tmp_path):
-    prepare(broker.names, 1, "elsewhere")
-    prepare(broker.names, 1, fence_of(tmp_path))
+def test_transactions_of_another_database_are_left_open_and_reported(resolve, prepare):
+    prepare(1, fence="elsewhere")
+    prepare(1)
 
     result = resolve("--until-empty", "--quiet")
 
@@ -118,8 +134,8 @@ def test_transactions_of_another_database_are_left_open_and_reported(resolve, br
     assert "answering" not in result.stderr
 
 
-def test_resolve_leaves_transactions_of_other_groups_alone(resolve, broker, tmp_path):
-    prepare(broker.names, 1, fence_of(tmp_path), group="ccb")
+def test_resolve_leaves_transactions_of_other_groups_alone(resolve, prepare):
+    prepare(1, group="ccb")
 
     result = resolve("--until-empty")
 
@@ -131,9 +147,9 @@ def test_resolve_leaves_transactions_of_other_groups_alone(resolve, broker, tmp_
     assert "no connected producers; the nearest name is 'ccb'" in misspelt.stderr
 
 
-def test_resolve_reports_its_progress(resolve, broker, tmp_path, monkeypatch):
+def test_resolve_reports_its_progress(resolve, prepare, monkeypatch):
     monkeypatch.setattr(module, "SAY_S", 0.0)
-    prepare(broker.names, 3, fence_of(tmp_path))
+    prepare(3)
 
     progress = resolve("--until-empty").stderr
 
@@ -142,9 +158,9 @@ def test_resolve_reports_its_progress(resolve, broker, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("is_slave_left", [False, True])
 def test_an_unreachable_broker_does_not_count_as_empty(
-    resolve, broker, tmp_path, monkeypatch, is_slave_left
+    resolve, prepare, monkeypatch, is_slave_left
 ):
-    prepare(broker.names, 1, fence_of(tmp_path))
+    prepare(1)
     plain, calls = Admin.cluster, []
 
     async def without_master(self):
@@ -152,9 +168,8 @@ def test_an_unreachable_broker_does_not_count_as_empty(
         brokers = await plain(self)
         if len(calls) > 6:
             return brokers
-        return [
-            replace(broker, addresses={1: "127.0.0.1:1"}) for broker in brokers if is_slave_left
-        ]
+        away = {1: "127.0.0.1:1"}
+        return [replace(broker, addresses=away) for broker in brokers if is_slave_left]
 
     monkeypatch.setattr(Admin, "cluster", without_master)
 
@@ -166,9 +181,9 @@ def test_an_unreachable_broker_does_not_count_as_empty(
 
 
 def test_a_long_database_outage_leaves_nothing_behind_in_the_resolver(
-    resolve, broker, tmp_path, monkeypatch
+    resolve, prepare, monkeypatch
 ):
-    prepare(broker.names, 1, fence_of(tmp_path))
+    prepare(1)
     verify, calls, tallies = SQLResource.verify, [], []
     look_on = module.Resolver._report_until_done
 
@@ -195,22 +210,15 @@ def test_a_long_database_outage_leaves_nothing_behind_in_the_resolver(
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
-def test_resolve_answers_checks_until_a_signal_stops_it(
-    resolve, broker, tmp_path, how, monkeypatch
-):
-    ids = prepare(broker.names, 2, fence_of(tmp_path))
-    plain = module.Resolver._count_open
-    sent = []
+def test_resolve_answers_checks_until_a_signal_stops_it(resolve, prepare, how, at_each_look):
+    ids, sent = prepare(2), []
 
-    async def looked(self):
-        await plain(self)
+    @at_each_look
+    async def stop(tally):
         # Once: a second Ctrl-C would end this process at once.
-        if self._tally()["checks_rolled_back"] == len(ids) and not sent:
+        if tally["checks_rolled_back"] == len(ids) and not sent:
             sent.append(how)
             os.kill(os.getpid(), how)
-
-    monkeypatch.setattr(module.Resolver, "_count_open", looked)
-    monkeypatch.setattr(module, "SAY_S", 0.0)
 
     others = threading.active_count()
 
@@ -221,22 +229,16 @@ def test_resolve_answers_checks_until_a_signal_stops_it(
     assert threading.active_count() < others + 20
 
 
-def test_resolve_serves_metrics_and_health_over_http(resolve, broker, tmp_path, monkeypatch):
-    ids = prepare(broker.names, 3, fence_of(tmp_path))
-    fence_of(tmp_path, ids[0])
-    address = f"127.0.0.1:{free_port()}"
-    plain = module.Resolver._count_open
-    pages = {}
+def test_resolve_serves_metrics_and_health_over_http(resolve, prepare, fence, at_each_look):
+    fence(prepare(3)[0])
+    address, pages = f"127.0.0.1:{free_port()}", {}
 
-    async def looked(self):
-        await plain(self)
-        if self._tally()["checks_rolled_back"] == 2 and not pages:
+    @at_each_look
+    async def read_pages(tally):
+        if tally["checks_rolled_back"] == 2 and not pages:
             async with httpx.AsyncClient(base_url=f"http://{address}") as client:
                 for path in ("/metrics", "/health/live", "/health/ready"):
                     pages[path] = (await client.get(path)).text
-
-    monkeypatch.setattr(module.Resolver, "_count_open", looked)
-    monkeypatch.setattr(module, "SAY_S", 0.0)
 
     result = resolve("--until-empty", "--http", address)
 
@@ -290,8 +292,6 @@ def test_an_invalid_group_name_exits_2(resolve):
 
 
 def test_without_the_sql_extra_resolve_says_what_to_install(resolve, monkeypatch):
-    import sys
-
     monkeypatch.setitem(sys.modules, "txmq.transaction.resources", None)
     monkeypatch.setitem(sys.modules, "sqlalchemy", None)
     monkeypatch.delitem(sys.modules, "txmq.databases.engines", raising=False)
@@ -303,10 +303,8 @@ def test_without_the_sql_extra_resolve_says_what_to_install(resolve, monkeypatch
     assert "pip install 'txmq[sql]'" in result.stderr
 
 
-def test_until_empty_is_refused_at_a_stock_broker(cluster, database):
-    words = ["resolve", GROUP, "--names", cluster.names, "--database", database]
-
-    result = CliRunner().invoke(app, [*words, "--until-empty"])
+def test_until_empty_is_refused_at_a_stock_broker(asking, database):
+    result = asking("resolve", "icbc", "--database", database, "--until-empty")
 
     assert result.exit_code == 1
     assert "leave out --until-empty" in result.stderr

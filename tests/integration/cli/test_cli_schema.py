@@ -2,6 +2,7 @@
 
 import sqlite3
 import sys
+from contextlib import closing
 
 import pytest
 
@@ -11,97 +12,92 @@ def database(tmp_path):
     return f"sqlite:///{tmp_path}/bank.db"
 
 
-def tables(tmp_path):
-    connection = sqlite3.connect(tmp_path / "bank.db")
-    names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
-    connection.close()
-    return names
+@pytest.fixture
+def create(txmq, database):
+    """Run ``txmq schema create ...`` on the database; returns what it printed."""
+
+    def run(*words, code=0):
+        result = txmq("schema", "create", *words, "--database", database)
+        assert result.exit_code == code, result.output
+        return result.stderr if code else result.stdout
+
+    return run
 
 
-def test_create_makes_the_fence_once(txmq, database, tmp_path):
-    first = txmq("schema", "create", "--database", database)
-    second = txmq(
-        "schema", "create", "--database", database.replace("sqlite:", "sqlite+aiosqlite:")
-    )
+@pytest.fixture
+def sql(tmp_path):
+    """Run SQL in the database; returns the rows of the last statement."""
 
-    assert (first.exit_code, second.exit_code) == (0, 0), first.stderr + second.stderr
-    assert "txmq_fence is created in sqlite:" in first.stdout
-    assert "txmq_fence exists in sqlite:" in second.stdout
-    assert {"txmq_fence", "txmq_fence_mark", "txmq_fence_created"} <= tables(tmp_path)
+    def run(*scripts):
+        with closing(sqlite3.connect(tmp_path / "bank.db")) as connection:
+            for script in scripts[:-1]:
+                connection.executescript(script)
+            rows = connection.execute(scripts[-1]).fetchall()
+            connection.commit()
+        return rows
 
-
-def test_create_completes_a_half_made_fence(txmq, database, tmp_path):
-    assert txmq("schema", "create", "--database", database).exit_code == 0
-    connection = sqlite3.connect(tmp_path / "bank.db")
-    connection.execute("DROP TABLE txmq_fence_mark")
-    connection.close()
-
-    assert "is created" in txmq("schema", "create", "--database", database).stdout
+    return run
 
 
-def test_create_refuses_a_fence_of_an_unknown_version(txmq, database, tmp_path):
-    assert txmq("schema", "create", "--database", database).exit_code == 0
-    connection = sqlite3.connect(tmp_path / "bank.db")
-    connection.execute("UPDATE txmq_fence_mark SET version = 7")
-    connection.commit()
-    connection.close()
-
-    result = txmq("schema", "create", "--database", database)
-
-    assert result.exit_code == 1
-    assert "version 7" in result.stderr
+@pytest.fixture
+def tables(sql):
+    return lambda: {name for (name,) in sql("SELECT name FROM sqlite_master")}
 
 
-def test_the_printed_fence_statements_make_the_same_tables_as_create(txmq, database, tmp_path):
-    printed = txmq("schema", "sql", "--dialect", "sqlite").stdout
-    connection = sqlite3.connect(tmp_path / "bank.db")
-    connection.executescript(printed)
-    connection.close()
+def test_create_makes_the_fence_once(txmq, create, database, tables):
+    asynchronous = database.replace("sqlite:", "sqlite+aiosqlite:")
 
-    assert " exists in" in txmq("schema", "create", "--database", database).stdout
-
-
-def test_create_makes_all_requested_tables(txmq, database, tmp_path):
-    first = txmq("schema", "create", "done", "fence", "--done", "seen", "--database", database)
-    second = txmq("schema", "create", "done", "--done", "seen", "--database", database)
-
-    assert (first.exit_code, second.exit_code) == (0, 0), first.stderr + second.stderr
-    assert "seen is created in sqlite:" in first.stdout
-    assert "txmq_fence is created in sqlite:" in first.stdout
-    assert "seen exists in sqlite:" in second.stdout
-    assert {"txmq_fence", "seen", "seen_time"} <= tables(tmp_path)
+    assert "txmq_fence is created in sqlite:" in create()
+    again = txmq("schema", "create", "--database", asynchronous)
+    assert again.exit_code == 0, again.stderr
+    assert "txmq_fence exists in sqlite:" in again.stdout
+    assert {"txmq_fence", "txmq_fence_mark", "txmq_fence_created"} <= tables()
 
 
-def test_the_printed_statements_create_the_done_table(txmq, database, tmp_path):
-    printed = txmq("schema", "sql", "done", "--dialect", "sqlite").stdout
-    connection = sqlite3.connect(tmp_path / "bank.db")
-    connection.executescript(printed)
-    connection.close()
+def test_create_completes_a_half_made_fence(create, sql):
+    create()
+    sql("DROP TABLE txmq_fence_mark")
 
-    made = txmq("schema", "create", "done", "--database", database)
-
-    assert "txmq_done exists" in made.stdout
+    assert "is created" in create()
 
 
-def test_clean_removes_old_rows_of_the_done_table(txmq, database, tmp_path):
-    assert txmq("schema", "create", "done", "--database", database).exit_code == 0
-    connection = sqlite3.connect(tmp_path / "bank.db")
+def test_create_refuses_a_fence_of_an_unknown_version(create, sql):
+    create()
+    sql("UPDATE txmq_fence_mark SET version = 7")
+
+    assert "version 7" in create(code=1)
+
+
+@pytest.mark.parametrize(("words", "table"), [((), "txmq_fence"), (("done",), "txmq_done")])
+def test_the_printed_statements_make_the_same_tables_as_create(txmq, create, sql, words, table):
+    sql(txmq("schema", "sql", *words, "--dialect", "sqlite").stdout, "SELECT 1")
+
+    assert f"{table} exists in" in create(*words)
+
+
+def test_create_makes_all_requested_tables(create, tables):
+    first = create("done", "fence", "--done", "seen")
+
+    assert "seen is created in sqlite:" in first
+    assert "txmq_fence is created in sqlite:" in first
+    assert "seen exists in sqlite:" in create("done", "--done", "seen")
+    assert {"txmq_fence", "seen", "seen_time"} <= tables()
+
+
+def test_clean_removes_old_rows_of_the_done_table(txmq, create, sql, database):
+    create("done")
     now = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
     for key, days in (("old", 8), ("young", 6)):
-        connection.execute(
-            f"INSERT INTO txmq_done VALUES ('s', '{key}', '', NULL, {now} - {days * 86_400_000})"
-        )
-    connection.commit()
+        sql(f"INSERT INTO txmq_done VALUES ('s', '{key}', '', NULL, {now} - {days * 86_400_000})")
 
     cleaned = txmq("schema", "clean", "--older-than", "7d", "--database", database)
 
     assert cleaned.stdout == "1 row removed from txmq_done\n"
-    assert connection.execute("SELECT done_key FROM txmq_done").fetchall() == [("young",)]
-    connection.close()
+    assert sql("SELECT done_key FROM txmq_done") == [("young",)]
 
 
-def test_clean_refuses_an_age_within_the_redelivery_horizon(txmq, database):
-    assert txmq("schema", "create", "done", "--database", database).exit_code == 0
+def test_clean_refuses_an_age_within_the_redelivery_horizon(txmq, create, database):
+    create("done")
     command = ["schema", "clean", "--older-than", "3d", "--database", database]
 
     refused, known = txmq(*command), txmq(*command, "--horizon", "2d")
@@ -136,43 +132,26 @@ def test_invalid_schema_options_are_refused_in_one_line(txmq, words, complaint):
     assert len(result.stderr.strip().splitlines()) == 1
 
 
-def test_create_at_an_unreachable_database_exits_1(txmq):
-    result = txmq("schema", "create", "--database", "postgresql://nobody@127.0.0.1:1/none")
+def test_create_at_an_unreachable_database_exits_1_and_hides_its_password(txmq):
+    result = txmq("schema", "create", "--database", "postgresql://u:secret@127.0.0.1:1/none")
 
     assert result.exit_code == 1
     assert "could not be made" in result.stderr
+    assert "secret" not in result.output
 
 
-def test_errors_do_not_show_the_database_password(txmq):
-    url = "postgresql://u:secret@127.0.0.1:1/none"
-
-    assert "secret" not in txmq("schema", "create", "--database", url).output
-
-
-def test_create_makes_an_outbox(txmq, database, tmp_path):
-    first = txmq("schema", "create", "outbox", "--database", database, "--outbox", "box")
-    second = txmq("schema", "create", "outbox", "--database", database, "--outbox", "box")
-
-    assert "box is created in sqlite:" in first.stdout, first.stderr
-    assert "box exists in sqlite:" in second.stdout
-    assert {"box", "box_slot", "box_relay", "box_read"} <= tables(tmp_path)
-    assert "txmq_fence" not in tables(tmp_path)
+def test_create_makes_an_outbox(create, tables):
+    assert "box is created in sqlite:" in create("outbox", "--outbox", "box")
+    assert "box exists in sqlite:" in create("outbox", "--outbox", "box")
+    assert {"box", "box_slot", "box_relay", "box_read"} <= tables()
+    assert "txmq_fence" not in tables()
 
 
-def test_create_names_missing_slots_of_an_outbox_made_by_the_printed_statements(
-    txmq, database, tmp_path
-):
+def test_create_names_missing_slots_of_an_outbox_made_by_the_printed_statements(txmq, create, sql):
     printed = txmq("schema", "sql", "outbox", "--dialect", "sqlite").stdout
-    connection = sqlite3.connect(tmp_path / "bank.db")
-    connection.executescript(printed)
-    connection.execute("DELETE FROM txmq_outbox_slot WHERE slot = 1")
-    connection.commit()
-    connection.close()
+    sql(printed, "DELETE FROM txmq_outbox_slot WHERE slot = 1")
 
-    result = txmq("schema", "create", "outbox", "--database", database)
-
-    assert result.exit_code == 1
-    assert "63 rows, not 64" in result.stderr
+    assert "63 rows, not 64" in create("outbox", code=1)
 
 
 BETTER = "pip install mysqlclient, or pip install pymysql and write mysql+pymysql://"

@@ -16,6 +16,7 @@ from txmq_broker.config import BrokerSettings, StoreSettings
 from txmq_broker.core.rocketmq_settings import NAMES
 
 CHECKOUT = Path(__file__).parents[3]
+ANYWHERE = ("--listen", "127.0.0.1:0", "--names-listen", "127.0.0.1:0")
 
 
 def environment(**more):
@@ -28,12 +29,9 @@ def environment(**more):
 def started(*arguments, cwd, **more):
     return subprocess.Popen(
         [sys.executable, "-m", "txmq", *arguments],
-        cwd=cwd,
-        env=environment(**more),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+        cwd=cwd, env=environment(**more),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
 
 
 def stopped(process, how=signal.SIGTERM):
@@ -43,6 +41,22 @@ def stopped(process, how=signal.SIGTERM):
     finally:
         process.kill()
     return process.returncode, out, err
+
+
+def refused_start(*arguments, cwd):
+    """What a program says in one line that does not start."""
+    process = started(*arguments, cwd=cwd)
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out) == (1, "")
+    assert "Traceback" not in err
+    return err.splitlines()[-1]
+
+
+def ran(*arguments, **more):
+    return subprocess.run(
+        [sys.executable, *arguments],
+        **{"env": environment()} | more, capture_output=True, text=True, timeout=20,
+    )  # fmt: skip
 
 
 # What an operator reads
@@ -153,8 +167,7 @@ def test_a_malformed_accounts_file_exits_2(txmq, tmp_path, command):
 def test_an_unknown_setting_in_the_environment_is_named(txmq):
     result = txmq("serve", env={"TXMQ_STORE__FLSH": "async"})
 
-    assert result.exit_code == 2
-    assert "in variable TXMQ_STORE__FLSH" in result.stderr
+    assert (result.exit_code, "in variable TXMQ_STORE__FLSH" in result.stderr) == (2, True)
 
 
 def test_environment_variables_of_command_options_are_not_settings(txmq, tmp_path):
@@ -173,21 +186,17 @@ def test_an_unknown_log_format_exits_2(txmq):
     assert txmq("serve", "--log-format", "xml").exit_code == 2
 
 
-def test_an_address_in_use_prints_one_sentence_and_exits_1(tmp_path):
+@pytest.mark.parametrize(
+    "command",
+    [("serve", "--data", "d", "--names-listen", "127.0.0.1:0"), ("names",)],
+    ids=["serve", "names"],
+)
+def test_an_address_in_use_prints_one_sentence_and_exits_1(tmp_path, command):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        for command in (
-            ("serve", "--data", "d", "--names-listen", "127.0.0.1:0", "--listen", address),
-            ("names", "--listen", address),
-        ):
-            process = started(*command, cwd=tmp_path)
-            out, err = process.communicate(timeout=20)
-
-            assert (process.returncode, out) == (1, "")
-            assert err.splitlines()[-1] == (
-                f"txmq: cannot start: {address} is taken; choose another --listen"
-            )
-            assert "Traceback" not in err
+        assert refused_start(*command, "--listen", address, cwd=tmp_path) == (
+            f"txmq: cannot start: {address} is taken; choose another --listen"
+        )
 
 
 # Real processes
@@ -195,11 +204,10 @@ def test_an_address_in_use_prints_one_sentence_and_exits_1(tmp_path):
 
 def test_a_broker_prints_ready_and_stops_cleanly_on_a_signal(tmp_path):
     process = started(
-        *("serve", "--data", "d", "--listen", "127.0.0.1:0", "--names-listen", "127.0.0.1:0"),
+        *("serve", "--data", "d", *ANYWHERE),
         *("--name", "b1", "--flush", "async", "--log-format", "json"),
-        cwd=tmp_path,
-        TXMQ_NAMES="10.0.0.1:1",
-    )
+        cwd=tmp_path, TXMQ_NAMES="10.0.0.1:1",
+    )  # fmt: skip
     line = process.stdout.readline()
     code, rest, err = stopped(process)
 
@@ -249,30 +257,25 @@ def test_a_rocketmq_setting_that_txmq_cannot_honour_exits_2(txmq, tmp_path, monk
 
 
 def test_a_data_directory_in_use_prints_one_sentence_and_exits_1(tmp_path):
-    command = ("serve", "--data", "d", "--listen", "127.0.0.1:0", "--names-listen", "127.0.0.1:0")
+    command = ("serve", "--data", "d", *ANYWHERE)
     first = started(*command, cwd=tmp_path)
     try:
         assert first.stdout.readline().startswith("ready ")
-
-        second = started(*command, cwd=tmp_path)
-        out, err = second.communicate(timeout=20)
+        said = refused_start(*command, cwd=tmp_path)
     finally:
         stopped(first)
 
-    assert (second.returncode, out) == (1, "")
-    assert err.splitlines()[-1] == (
+    assert said == (
         f"txmq: cannot start: another broker has this data directory open: {tmp_path / 'd'}"
     )
-    assert "Traceback" not in err
 
 
 def test_a_damaged_table_is_restored_from_its_predecessor_or_the_start_exits_1(tmp_path):
-    command = ("serve", "--data", "d", "--listen", "127.0.0.1:0", "--names-listen", "127.0.0.1:0")
+    command = ("serve", "--data", "d", *ANYWHERE)
     topics = tmp_path / "d/config/topics.json"
-    predecessor = topics.with_name("topics.json.old")
 
-    def served():
-        process = started(*command, cwd=tmp_path)
+    def served(*options):
+        process = started(*command, *options, cwd=tmp_path)
         assert process.stdout.readline().startswith("ready ")
         code, _, err = stopped(process)
         assert code == 0
@@ -290,22 +293,15 @@ def test_a_damaged_table_is_restored_from_its_predecessor_or_the_start_exits_1(t
     assert "topics.json" not in served()
 
     topics.write_bytes(whole[:-9])
-    predecessor.unlink()
-    process = started(*command, cwd=tmp_path)
-    out, err = process.communicate(timeout=20)
+    topics.with_name("topics.json.old").unlink()
 
-    assert (process.returncode, out) == (1, "")
-    assert err.splitlines()[-1] == (
+    assert refused_start(*command, cwd=tmp_path) == (
         "txmq: cannot start: config/topics.json: it is damaged: its last 9 bytes are missing, and "
         "its predecessor config/topics.json.old cannot replace it: it does not exist; put the file "
         "back from a backup; to go on without what it held: txmq serve --accept-loss REASON"
     )
-    assert "Traceback" not in err
 
-    process = started(*command, "--accept-loss", "only system topics", cwd=tmp_path)
-    assert process.stdout.readline().startswith("ready ")
-    code, _, err = stopped(process)
-    assert code == 0
+    err = served("--accept-loss", "only system topics")
     assert "going on without what is missing: config/topics.json: it is damaged" in err
     assert "had no effect" not in err
 
@@ -327,11 +323,9 @@ def test_a_name_server_runs_alone_until_a_signal_stops_it(tmp_path, how):
 
 def test_without_typer_the_command_line_says_what_to_install(tmp_path):
     (tmp_path / "typer.py").write_text("raise ModuleNotFoundError('gone', name='typer')")
-    program = [sys.executable, "-m", "txmq", "topic", "list"]
-    environ = environment()
-    environ["PYTHONPATH"] = os.pathsep.join([str(tmp_path), str(CHECKOUT)])
+    paths = os.pathsep.join([str(tmp_path), str(CHECKOUT)])
 
-    result = subprocess.run(program, env=environ, capture_output=True, text=True, timeout=20)
+    result = ran("-m", "txmq", "topic", "list", env=environment(PYTHONPATH=paths))
 
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr == "txmq: the command line needs typer: pip install 'txmq[cli]'\n"
@@ -350,23 +344,13 @@ def test_serve_loads_no_other_command_and_other_commands_load_no_broker():
         "print(loaded('txmq.cli.topic'), loaded('txmq_broker'))\n"
     )
 
-    result = subprocess.run(
-        [sys.executable, "-c", program],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=20,
-    )
+    result = ran("-c", program)
 
     assert (result.stdout, result.stderr) == ("False\nTrue False\n", "")
 
 
 def test_a_broker_does_not_run_with_assertions_disabled(tmp_path):
-    program = [sys.executable, "-O", "-m", "txmq", "serve", "--data", "d"]
-
-    result = subprocess.run(
-        program, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=20
-    )
+    result = ran("-O", "-m", "txmq", "serve", "--data", "d", cwd=tmp_path)
 
     assert (result.returncode, result.stdout) == (2, "")
     assert "without python -O" in result.stderr

@@ -27,35 +27,22 @@ def tx(txmq, txmq_broker):
 
 
 def prepare(names, *ids, group="icbc"):
+    asyncio.run(send_halves(names, *ids, group=group))
+
+
+async def send_halves(names, *ids, group="icbc", credentials=None):
     """Send half messages whose producer never decides."""
-
-    async def send():
-        async with Session(names) as session:
-            await Admin(session).create_topic("Transfers", queues=1)
-            for transaction_id in ids:
-                text = {
-                    "UNIQ_KEY": transaction_id,
-                    "KEYS": "t-17",
-                    "TRAN_MSG": "true",
-                    "PGROUP": group,
-                }
-                route = await session.route("Transfers")
-                header = SendMessageV2(
-                    producer_group=group,
-                    topic="Transfers",
-                    default_topic="TBW102",
-                    default_topic_queue_nums=1,
-                    queue_id=0,
-                    sys_flag=PREPARED,
-                    born_timestamp=0,
-                    flag=0,
-                    properties=properties.render(text),
-                )
-                address = route.reader(route.brokers[0])
-                body = f"transfer {transaction_id}".encode()
-                await session.request(address, RequestCode.SEND_MESSAGE_V2, header, body=body)
-
-    asyncio.run(send())
+    async with Session(names, credentials=credentials) as session:
+        route = await Admin(session).create_topic("Transfers", queues=1)
+        for name in ids:
+            text = {"UNIQ_KEY": name, "KEYS": "t-17", "TRAN_MSG": "true", "PGROUP": group}
+            header = SendMessageV2(
+                producer_group=group, topic="Transfers", default_topic="TBW102",
+                default_topic_queue_nums=1, queue_id=0, sys_flag=PREPARED, born_timestamp=0, flag=0,
+                properties=properties.render(text),
+            )  # fmt: skip
+            address, body = route.reader(route.brokers[0]), f"transfer {name}".encode()
+            await session.request(address, RequestCode.SEND_MESSAGE_V2, header, body=body)
 
 
 def visible(names):
@@ -77,12 +64,8 @@ def test_open_transactions_are_listed_oldest_first(tx, txmq_broker):
 
     assert [line.split()[0] for line in table if line.strip()][2:] == ["A1", "A2", "B1"]
     (only,) = rows
-    assert (only["id"], only["state"], only["group"], only["checks"]) == (
-        "B1",
-        "prepared",
-        "ccb",
-        0,
-    )
+    told = (only["id"], only["state"], only["group"], only["checks"])
+    assert told == ("B1", "prepared", "ccb", 0)
     assert tx("list", "--state", "parked") == "no open transactions\n"
     assert len(json.loads(tx("list", "--limit", "1", "--json"))) == 1
     assert "prepared or parked" in tx("list", "--state", "lost", code=2)

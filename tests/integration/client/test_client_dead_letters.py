@@ -2,8 +2,9 @@ import asyncio
 
 import pytest
 
-from tests.running import in_loop, run_by
+from tests.running import run_by
 from tests.unit.client.client_stage import staged
+from tests.unit.client.producer_stage import refuse
 from txmq import ConsumerSettings, PushConsumer, StartFrom
 from txmq.client import Admin, Session
 from txmq.client.admin.dead_letters import (
@@ -48,29 +49,34 @@ def bodies(letters):
     return [dead.body for dead in letters]
 
 
-def told_time(stage, time_ms=7):
+def tell_time(stage, time_ms):
     """Make the fake broker answer the query for its earliest time."""
     stage.cluster.replies[RequestCode.GET_EARLIEST_MSG_STORETIME] = lambda request: command.answer(
         request, 0, headers.TimestampAnswer(time_ms)
     )
 
 
-def with_broker(scenario):
-    """Run a scenario against a real broker whose group ``g`` has a dead-letter and retry topic."""
+async def buried(stage, dead=None, *, retries=True):
+    """A dead letter of the group ``g``, which has a retry topic unless it shall have none."""
+    stage.cluster.add_topic(DEAD, queues=1)
+    if retries:
+        stage.cluster.add_topic(RETRY, queues=1)
+    await stage.admin.send(dead or letter())
+    return (await read(stage.admin))[-1]
 
-    def test():
-        async def run():
-            async with embedded() as broker, Session(broker.names) as session:
-                admin = Admin(session)
-                await admin.create_group("g")
-                await admin.create_topic(DEAD, queues=1)
-                await admin.create_topic(RETRY, queues=1)
-                await scenario(admin)
 
-        asyncio.run(run())
+def with_broker(test):
+    """Run a test with the admin of a real broker whose ``g`` has a dead-letter and retry topic."""
 
-    test.__name__ = scenario.__name__
-    return test
+    async def main():
+        async with embedded() as broker, Session(broker.names) as session:
+            admin = Admin(session)
+            await admin.create_group("g")
+            await admin.create_topic(DEAD, queues=1)
+            await admin.create_topic(RETRY, queues=1)
+            await test(admin)
+
+    asyncio.run(main())
 
 
 # Counting
@@ -81,7 +87,7 @@ async def test_dead_letters_are_counted_by_group_and_broker(stage):
     a, b = stage.cluster.add_topic(DEAD, queues=1)
     stage.cluster.add_topic("%DLQ%h", queues=1)
     stage.cluster.add_topic("Transfers")
-    told_time(stage)
+    tell_time(stage, 7)
     for queue in (a, a, b):
         await stage.admin.send(letter(), queue)
 
@@ -97,9 +103,8 @@ async def test_dead_letters_are_counted_by_group_and_broker(stage):
 
 @staged()
 async def test_an_unknown_time_of_the_oldest_dead_letter_is_none(stage):
-    stage.cluster.add_topic(DEAD, queues=1)
-    told_time(stage, -1)
-    await stage.admin.send(letter())
+    await buried(stage)
+    tell_time(stage, -1)
 
     (group,) = await stage.admin.dead_letter_groups("g")
 
@@ -115,8 +120,8 @@ async def test_a_group_that_never_had_a_dead_letter_is_not_listed(stage):
         await stage.admin.dead_letter_groups("no name")
 
 
-@with_broker
-async def test_a_real_broker_reports_the_age_of_dead_letters(admin):
+@run_by(with_broker)
+async def test_a_real_broker_reports_the_age_of_dead_letters(admin, /):
     assert (await admin.dead_letter_groups("g"))[0].messages == 0
     await admin.send(letter(b"1"))
     await admin.send(letter(b"2"))
@@ -134,10 +139,9 @@ async def test_a_real_broker_reports_the_age_of_dead_letters(admin):
 @staged(brokers=2)
 async def test_dead_letters_of_all_brokers_come_oldest_first(stage):
     a, b = stage.cluster.add_topic(DEAD, queues=1)
-    clock = stage.world.machine("server").clock
     for number, queue in enumerate((b, a, a, b, a)):
         await stage.admin.send(letter(b"%d" % number), queue)
-        clock.jump(1)
+        stage.world.machine("server").clock.jump(1)
 
     assert bodies(await read(stage.admin)) == [b"0", b"1", b"2", b"3", b"4"]
     assert bodies(await read(stage.admin, start=1, count=2)) == [b"1", b"2"]
@@ -176,13 +180,12 @@ async def test_dead_letters_are_filtered_by_time_and_topic(stage):
 
 @staged()
 async def test_dead_letters_that_arrive_during_a_read_are_left_for_the_next_read(stage):
-    (queue,) = stage.cluster.add_topic(DEAD, queues=1)
-    await stage.admin.send(letter(b"0"), queue)
+    await buried(stage, letter(b"0"))
     read_bodies = []
 
     async for dead in stage.admin.dead_letters("g"):
         read_bodies.append(dead.body)
-        await stage.admin.send(letter(b"again"), queue)
+        await stage.admin.send(letter(b"again"))
 
     assert read_bodies == [b"0"]
 
@@ -199,7 +202,7 @@ async def test_a_group_without_a_dead_letter_topic_has_no_dead_letters(stage):
 @staged()
 async def test_unreadable_dead_letters_raise_an_error_with_the_permit_command(stage):
     stage.cluster.add_topic(DEAD, queues=1, perm=int(Perm.WRITE))
-    told_time(stage)
+    tell_time(stage, 7)
     await stage.admin.send(letter())
 
     with pytest.raises(NoPermission) as refused:
@@ -210,8 +213,8 @@ async def test_unreadable_dead_letters_raise_an_error_with_the_permit_command(st
     assert (group.messages, group.closed_at) == (1, ("broker-a",))
 
 
-@with_broker
-async def test_a_real_broker_shows_dead_letters_of_a_write_only_topic(admin):
+@run_by(with_broker)
+async def test_a_real_broker_shows_dead_letters_of_a_write_only_topic(admin, /):
     await admin.create_topic(DEAD, queues=1, perm=int(Perm.WRITE))
     await admin.send(letter())
 
@@ -220,8 +223,8 @@ async def test_a_real_broker_shows_dead_letters_of_a_write_only_topic(admin):
     assert (group.messages, group.closed_at) == (1, ())
 
 
-@with_broker
-async def test_a_dead_letter_is_found_by_each_of_its_ids(admin):
+@run_by(with_broker)
+async def test_a_dead_letter_is_found_by_each_of_its_ids(admin, /):
     await admin.create_topic("Transfers", queues=1)
     first = await admin.send(Message(topic="Transfers", body=b"x"))
     dead = await admin.send(letter(UNIQ_KEY=first.id, ORIGIN_MESSAGE_ID=first.offset_id))
@@ -236,8 +239,8 @@ async def test_a_dead_letter_is_found_by_each_of_its_ids(admin):
             await admin.dead_letter("g", name)
 
 
-@with_broker
-async def test_the_id_of_a_message_that_died_twice_finds_the_newer_dead_letter(admin):
+@run_by(with_broker)
+async def test_the_id_of_a_message_that_died_twice_finds_the_newer_dead_letter(admin, /):
     await admin.send(letter(b"1", UNIQ_KEY="A1"))
     again = await admin.send(letter(b"2", UNIQ_KEY="A1"))
 
@@ -257,8 +260,8 @@ async def test_an_offset_id_of_a_foreign_address_is_never_looked_up_there(stage)
 # Resending
 
 
-@with_broker
-async def test_a_resent_copy_goes_only_to_its_group_and_carries_the_reason(admin):
+@run_by(with_broker)
+async def test_a_resent_copy_goes_only_to_its_group_and_carries_the_reason(admin, /):
     await admin.send(letter(b"pay", keys=("t-17", "u"), UNIQ_KEY="A1", colour="red"))
     (dead,) = await read(admin)
 
@@ -279,8 +282,8 @@ async def test_a_resent_copy_goes_only_to_its_group_and_carries_the_reason(admin
     assert len(await read(admin)) == 1
 
 
-@with_broker
-async def test_a_dead_letter_is_resent_twice_only_with_force(admin):
+@run_by(with_broker)
+async def test_a_dead_letter_is_resent_twice_only_with_force(admin, /):
     await admin.send(letter())
     (dead,) = await read(admin)
     assert await admin.resent_copy("g", dead) is None
@@ -294,8 +297,8 @@ async def test_a_dead_letter_is_resent_twice_only_with_force(admin):
     assert (await admin.resent_copy("g", dead)).offset_id == first.offset_id
 
 
-@with_broker
-async def test_a_resent_copy_that_died_again_is_a_new_dead_letter(admin):
+@run_by(with_broker)
+async def test_a_resent_copy_that_died_again_is_a_new_dead_letter(admin, /):
     await admin.send(letter(keys=("k",)))
     (dead,) = await read(admin)
     result = await admin.resend_dead_letter("g", dead, **WHY)
@@ -310,60 +313,51 @@ async def test_a_resent_copy_that_died_again_is_a_new_dead_letter(admin):
     assert (await admin.view(result.offset_id)).keys == ("k", f"resent-{again.offset_id}")
 
 
-@run_by(in_loop)
-async def test_a_consumer_receives_a_resent_copy_under_its_original_topic():
-    async with embedded() as broker, Session(broker.names) as session:
-        admin = Admin(session)
-        await admin.create_topic("Transfers", queues=1)
-        await admin.create_topic(DEAD, queues=1)
-        await admin.create_topic(RETRY, queues=1)
-        consumer = PushConsumer("g", broker.names, ConsumerSettings(start=StartFrom.FIRST))
-        came = asyncio.get_running_loop().create_future()
+@run_by(with_broker)
+async def test_a_consumer_receives_a_resent_copy_under_its_original_topic(admin, /):
+    await admin.create_topic("Transfers", queues=1)
+    consumer = PushConsumer(
+        "g", ";".join(admin._session.names), ConsumerSettings(start=StartFrom.FIRST)
+    )
+    came = asyncio.get_running_loop().create_future()
 
-        @consumer.on("Transfers", tags="pay")
-        async def take(message):
-            came.set_result(message)
+    @consumer.on("Transfers", tags="pay")
+    async def take(message):
+        came.set_result(message)
 
-        async with consumer, asyncio.timeout(30):
-            await admin.send(letter(b"pay", keys=("t-17",), UNIQ_KEY="A1"))
-            (dead,) = await read(admin)
-            await admin.resend_dead_letter("g", dead, **WHY)
-            got = await came
+    async with consumer, asyncio.timeout(30):
+        await admin.send(letter(b"pay", keys=("t-17",), UNIQ_KEY="A1"))
+        (dead,) = await read(admin)
+        await admin.resend_dead_letter("g", dead, **WHY)
+        got = await came
 
-        assert (got.topic, got.id, got.key, got.body) == ("Transfers", "A1", "t-17", b"pay")
+    assert (got.topic, got.id, got.key, got.body) == ("Transfers", "A1", "t-17", b"pay")
 
 
 @staged()
 async def test_a_resent_copy_drops_properties_of_earlier_deliveries(stage):
-    stage.cluster.add_topic(DEAD, queues=1)
-    stage.cluster.add_topic(RETRY, queues=1)
     worn = dict.fromkeys(
         ("DELAY", "REAL_TOPIC", "REAL_QID", "WAIT", "TRAN_MSG", "RECONSUME_TIME", "CLUSTER"), "1"
     )
-    await stage.admin.send(letter(**worn))
-    (dead,) = await read(stage.admin)
+    dead = await buried(stage, letter(**worn))
     assert worn.items() <= dead.properties.items()
 
     await stage.admin.resend_dead_letter("g", dead, **WHY)
 
     (stored,) = stage.cluster.brokers[0].queues[RETRY, 0]
     assert not worn.keys() & stored.property_map().keys()
-    asked = [
+    *_, fields = [
         fields for _, code, fields in stage.cluster.asked if code == RequestCode.SEND_MESSAGE_V2
     ]
     # Older RocketMQ fails if the last of these is missing.
-    assert (asked[-1]["j"], asked[-1]["l"]) == ("0", "16")
+    assert (fields["j"], fields["l"]) == ("0", "16")
 
 
 @staged()
 async def test_the_copy_of_a_dead_letter_without_keys_has_its_id_as_key(stage):
-    stage.cluster.add_topic(DEAD, queues=1)
-    await stage.admin.send(letter(UNIQ_KEY="A1"))
-    (dead,) = await read(stage.admin)
+    dead = await buried(stage, letter(UNIQ_KEY="A1"))
 
-    copy = copy_of(dead, RETRY, "r", "o", 1)
-
-    assert copy.keys == ("A1", f"resent-{dead.offset_id}")
+    assert copy_of(dead, RETRY, "r", "o", 1).keys == ("A1", f"resent-{dead.offset_id}")
     assert dead.key == "A1"
 
 
@@ -387,10 +381,7 @@ async def test_a_resent_copy_goes_to_the_broker_that_has_the_dead_letter(stage):
 
 @staged()
 async def test_a_resent_copy_that_lands_in_the_dead_letter_topic_raises_an_error(stage):
-    stage.cluster.add_topic(DEAD, queues=1)
-    stage.cluster.add_topic(RETRY, queues=1)
-    await stage.admin.send(letter())
-    (dead,) = await read(stage.admin)
+    dead = await buried(stage)
     broker = stage.cluster.brokers[0]
 
     def divert(request):
@@ -407,24 +398,17 @@ async def test_a_resent_copy_that_lands_in_the_dead_letter_topic_raises_an_error
 
 @staged()
 async def test_a_resend_succeeds_although_messages_cannot_be_viewed(stage):
-    stage.cluster.add_topic(DEAD, queues=1)
-    stage.cluster.add_topic(RETRY, queues=1)
-    await stage.admin.send(letter())
-    (dead,) = await read(stage.admin)
-    stage.cluster.replies[RequestCode.VIEW_MESSAGE_BY_ID] = lambda request: command.answer(
-        request, 1, remark="not now"
-    )
+    dead = await buried(stage)
+    stage.cluster.replies[RequestCode.VIEW_MESSAGE_BY_ID] = refuse(1)
 
     assert (await stage.admin.resend_dead_letter("g", dead, **WHY)).queue.topic == RETRY
 
 
 @staged()
 async def test_an_invalid_resend_is_refused_before_anything_is_sent(stage):
-    stage.cluster.add_topic(DEAD, queues=1)
     stage.cluster.add_topic("%DLQ%h", queues=1)
-    await stage.admin.send(letter())
-    await stage.admin.send(letter(topic=""))
-    good, nameless = await read(stage.admin)
+    good = await buried(stage, retries=False)
+    nameless = await buried(stage, letter(topic=""), retries=False)
     resend = stage.admin.resend_dead_letter
 
     with pytest.raises(TopicNotFound, match="start one of its consumers"):
@@ -451,22 +435,15 @@ async def test_an_invalid_resend_is_refused_before_anything_is_sent(stage):
 
 @staged()
 async def test_a_resend_that_the_broker_refuses_raises_its_error(stage):
-    stage.cluster.add_topic(DEAD, queues=1)
-    stage.cluster.add_topic(RETRY, queues=1)
-    await stage.admin.send(letter())
-    (dead,) = await read(stage.admin)
-    stage.cluster.replies[RequestCode.SEND_MESSAGE_V2] = lambda request: command.answer(
-        request, 2, remark="busy"
-    )
+    dead = await buried(stage)
+    stage.cluster.replies[RequestCode.SEND_MESSAGE_V2] = refuse(2)
+    client = stage.world.machine("client")
 
     with pytest.raises(BrokerBusy):
         await stage.admin.resend_dead_letter("g", dead, **WHY)
     stage.cluster.listeners[0].close()
     with pytest.raises(ConnectFailed):
         async with Session(
-            stage.cluster.names,
-            stage.world.machine("client").network,
-            stage.world.machine("client").clock,
-            stage.world.machine("client").entropy,
+            stage.cluster.names, client.network, client.clock, client.entropy
         ) as another:
             await Admin(another).resend_dead_letter("g", dead, force=True, **WHY)

@@ -48,70 +48,69 @@ class Figures:
         }
 
 
-@contextlib.asynccontextmanager
-async def measured(figures):
-    async with embedded() as broker, Client(broker.names, figures.settings) as client:
-        await client.admin.create_topic(TOPIC, queues=1)
-        yield client
+def measured(test):
+    """Run a test with a client whose broker has a topic, and with its metrics."""
+
+    async def main():
+        figures = Figures()
+        async with embedded() as broker, Client(broker.names, figures.settings) as client:
+            await client.admin.create_topic(TOPIC, queues=1)
+            await test(client, figures)
+
+    run(main)
 
 
 def message(body=b"tea"):
     return Message(topic=TOPIC, body=body)
 
 
-@run_by(run)
-async def test_metrics_of_sends_and_handlers_follow_the_semantic_conventions():
-    figures = Figures()
-    async with measured(figures) as client:
-        settings = ProducerSettings(is_traced=True)
-        async with Producer("shop", client, settings) as producer:
-            await producer.send(message(b"good"))
-            await producer.send_batch([message(b"bad"), message(b"late")])
-            with pytest.raises(LocalProtocolError):
-                await producer.send(Message(topic="no/such", body=b"x"))
-        consumer = PushConsumer("billing", client, FROM_FIRST)
+@run_by(measured)
+async def test_metrics_of_sends_and_handlers_follow_the_semantic_conventions(client, figures, /):
+    settings = ProducerSettings(is_traced=True)
+    async with Producer("shop", client, settings) as producer:
+        await producer.send(message(b"good"))
+        await producer.send_batch([message(b"bad"), message(b"late")])
+        with pytest.raises(LocalProtocolError):
+            await producer.send(Message(topic="no/such", body=b"x"))
+    consumer = PushConsumer("billing", client, FROM_FIRST)
 
-        @consumer.on(TOPIC)
-        async def handle(received):
-            if received.body == b"bad":
-                raise ValueError("it is broken")
-            return Later() if received.body == b"late" else None
+    @consumer.on(TOPIC)
+    async def handle(received):
+        if received.body == b"bad":
+            raise ValueError("it is broken")
+        return Later() if received.body == b"late" else None
 
-        handled = "messaging.process.duration"
-        async with consumer:
-            await until(lambda: len(figures.points(handled)) == 3)
-        wanted = ("messaging.destination.name", "error.type")
-        sent = {("Orders", None): 3, ("no/such", "LocalProtocolError"): 1}
-        assert figures.counts("messaging.client.sent.messages", *wanted) == sent
-        sends = {("Orders", None): 2, ("no/such", "LocalProtocolError"): 1}
-        assert figures.counts("messaging.client.operation.duration", *wanted) == sends
-        assert figures.counts("messaging.client.consumed.messages", *wanted) == {
-            ("Orders", None): 3
-        }
-        assert figures.counts(handled, "error.type", "txmq.verdict") == {
-            (None, None): 1,
-            ("ValueError", None): 1,
-            (None, "later"): 1,
-        }
-        (point, *_) = figures.points(handled)
-        assert point.explicit_bounds[0] == 0.005
-        assert 0 < point.sum < 5
-        assert point.attributes["messaging.system"] == "rocketmq"
-        assert point.attributes["messaging.consumer.group.name"] == "billing"
+    handled = "messaging.process.duration"
+    async with consumer:
+        await until(lambda: len(figures.points(handled)) == 3)
+    wanted = ("messaging.destination.name", "error.type")
+    sent = {("Orders", None): 3, ("no/such", "LocalProtocolError"): 1}
+    assert figures.counts("messaging.client.sent.messages", *wanted) == sent
+    sends = {("Orders", None): 2, ("no/such", "LocalProtocolError"): 1}
+    assert figures.counts("messaging.client.operation.duration", *wanted) == sends
+    assert figures.counts("messaging.client.consumed.messages", *wanted) == {("Orders", None): 3}
+    assert figures.counts(handled, "error.type", "txmq.verdict") == {
+        (None, None): 1,
+        ("ValueError", None): 1,
+        (None, "later"): 1,
+    }
+    (point, *_) = figures.points(handled)
+    assert point.explicit_bounds[0] == 0.005
+    assert 0 < point.sum < 5
+    assert point.attributes["messaging.system"] == "rocketmq"
+    assert point.attributes["messaging.consumer.group.name"] == "billing"
 
 
-@run_by(run)
-async def test_polled_messages_are_counted():
-    figures = Figures()
-    async with measured(figures) as client:
-        async with Producer("shop", client) as producer:
-            await producer.send_batch([message(), message()])
-        consumer = PullConsumer("pullers", client, FROM_FIRST)
-        consumer.subscribe(TOPIC)
-        async with consumer:
-            assert len(await consumer.poll(10)) == 2
-        counts = figures.counts("messaging.client.consumed.messages", "messaging.operation.name")
-        assert counts == {("poll",): 2}
+@run_by(measured)
+async def test_polled_messages_are_counted(client, figures, /):
+    async with Producer("shop", client) as producer:
+        await producer.send_batch([message(), message()])
+    consumer = PullConsumer("pullers", client, FROM_FIRST)
+    consumer.subscribe(TOPIC)
+    async with consumer:
+        assert len(await consumer.poll(10)) == 2
+    counts = figures.counts("messaging.client.consumed.messages", "messaging.operation.name")
+    assert counts == {("poll",): 2}
 
 
 class Bank:
@@ -126,10 +125,9 @@ class Bank:
         return LocalTransactionState.UNKNOWN
 
 
-@run_by(run)
-async def test_transactions_are_measured_by_state():
-    figures = Figures()
-    async with measured(figures) as client, TransactionProducer("icbc", client, Bank()) as bank:
+@run_by(measured)
+async def test_transactions_are_measured_by_state(client, figures, /):
+    async with TransactionProducer("icbc", client, Bank()) as bank:
         for arg in ("paid", "refused"):
             await bank.send_in_transaction(message(), arg)
         with contextlib.suppress(ValueError):

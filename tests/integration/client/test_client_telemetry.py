@@ -1,7 +1,6 @@
 """OpenTelemetry: the spans of messages, and the links between senders and handlers."""
 
 import asyncio
-import contextlib
 import subprocess
 import sys
 
@@ -41,200 +40,191 @@ class Spans:
         return [span for span in self.exporter.get_finished_spans() if span.name == name]
 
 
-@contextlib.asynccontextmanager
-async def measured(spans):
-    settings = ClientSettings(telemetry=spans.telemetry)
-    async with embedded() as broker, Client(broker.names, settings) as client:
-        await client.admin.create_topic(TOPIC, queues=1)
-        yield client
+def measured(test):
+    """Run a test with a client whose broker has a topic, and with its spans."""
+
+    async def main():
+        spans = Spans()
+        settings = ClientSettings(telemetry=spans.telemetry)
+        async with embedded() as broker, Client(broker.names, settings) as client:
+            await client.admin.create_topic(TOPIC, queues=1)
+            await test(client, spans)
+
+    run(main)
 
 
-@run_by(run)
-async def test_a_handler_continues_the_trace_of_the_producers_caller():
-    spans = Spans()
-    async with measured(spans) as client:
-        consumer = PushConsumer("cg", client, FROM_FIRST)
-        inside = []
+@run_by(measured)
+async def test_a_handler_continues_the_trace_of_the_producers_caller(client, spans, /):
+    consumer = PushConsumer("cg", client, FROM_FIRST)
+    inside = []
 
-        @consumer.on(TOPIC)
-        async def handle(message):
-            inside.append(trace.get_current_span().get_span_context())
-            assert message.properties["traceparent"].startswith("00-")
+    @consumer.on(TOPIC)
+    async def handle(message):
+        inside.append(trace.get_current_span().get_span_context())
+        assert message.properties["traceparent"].startswith("00-")
 
-        message = Message(topic=TOPIC, body=b"hello", tags="Paid", keys=("o-1",))
-        async with Producer("pg", client) as producer:
-            with spans.tracer.start_as_current_span("checkout"):
-                result = await producer.send(message)
-        async with consumer:
-            await until(lambda: spans(f"process {TOPIC}"))
+    message = Message(topic=TOPIC, body=b"hello", tags="Paid", keys=("o-1",))
+    async with Producer("pg", client) as producer:
+        with spans.tracer.start_as_current_span("checkout"):
+            result = await producer.send(message)
+    async with consumer:
+        await until(lambda: spans(f"process {TOPIC}"))
 
-        (checkout,), (sent,), (handled,) = (
-            spans("checkout"), spans(f"send {TOPIC}"), spans(f"process {TOPIC}"),
-        )  # fmt: skip
-        assert (sent.kind, handled.kind) == (SpanKind.PRODUCER, SpanKind.CONSUMER)
-        assert sent.parent.span_id == checkout.context.span_id
-        assert handled.parent.span_id == sent.context.span_id
-        assert inside == [handled.context]
-        assert dict(sent.attributes) == {
-            "messaging.system": "rocketmq",
-            "messaging.operation.name": "send",
-            "messaging.operation.type": "send",
-            "messaging.rocketmq.client_group": "pg",
-            "messaging.client.id": client.id,
-            "messaging.destination.name": TOPIC,
-            "messaging.destination.partition.id": "0",
-            "messaging.message.id": result.id,
-            "messaging.message.body.size": 5,
-            "messaging.rocketmq.message.type": "normal",
-            "messaging.rocketmq.message.tag": "Paid",
-            "messaging.rocketmq.message.keys": ("o-1",),
-        }
-        about = dict(handled.attributes)
-        assert about["messaging.consumer.group.name"] == "cg"
-        assert about["messaging.operation.type"] == "process"
-        assert about["messaging.rocketmq.consumption_model"] == "clustering"
-        assert about["messaging.message.id"] == result.id
-        assert "traceparent" not in message.properties
+    (checkout,), (sent,), (handled,) = (
+        spans("checkout"), spans(f"send {TOPIC}"), spans(f"process {TOPIC}"),
+    )  # fmt: skip
+    assert (sent.kind, handled.kind) == (SpanKind.PRODUCER, SpanKind.CONSUMER)
+    assert sent.parent.span_id == checkout.context.span_id
+    assert handled.parent.span_id == sent.context.span_id
+    assert inside == [handled.context]
+    assert dict(sent.attributes) == {
+        "messaging.system": "rocketmq",
+        "messaging.operation.name": "send",
+        "messaging.operation.type": "send",
+        "messaging.rocketmq.client_group": "pg",
+        "messaging.client.id": client.id,
+        "messaging.destination.name": TOPIC,
+        "messaging.destination.partition.id": "0",
+        "messaging.message.id": result.id,
+        "messaging.message.body.size": 5,
+        "messaging.rocketmq.message.type": "normal",
+        "messaging.rocketmq.message.tag": "Paid",
+        "messaging.rocketmq.message.keys": ("o-1",),
+    }
+    about = dict(handled.attributes)
+    assert about["messaging.consumer.group.name"] == "cg"
+    assert about["messaging.operation.type"] == "process"
+    assert about["messaging.rocketmq.consumption_model"] == "clustering"
+    assert about["messaging.message.id"] == result.id
+    assert "traceparent" not in message.properties
 
 
-@run_by(run)
-async def test_a_handler_in_a_thread_sees_its_span():
-    spans, inside = Spans(), []
-    async with measured(spans) as client:
-        consumer = PushConsumer("cg", client, FROM_FIRST)
+@run_by(measured)
+async def test_a_handler_in_a_thread_sees_its_span(client, spans, /):
+    inside = []
+    consumer = PushConsumer("cg", client, FROM_FIRST)
 
-        @consumer.on(TOPIC)
-        def handle(message):
-            inside.append(trace.get_current_span().get_span_context().span_id)
-            with spans.tracer.start_as_current_span("work"):
-                pass
+    @consumer.on(TOPIC)
+    def handle(message):
+        inside.append(trace.get_current_span().get_span_context().span_id)
+        with spans.tracer.start_as_current_span("work"):
+            pass
 
-        async with Producer("pg", client) as producer:
-            await producer.send(Message(topic=TOPIC, body=b"?"))
-        async with consumer:
-            await until(lambda: spans(f"process {TOPIC}"))
-        (handled,), (work,) = spans(f"process {TOPIC}"), spans("work")
-        assert inside == [handled.context.span_id]
-        assert work.parent.span_id == handled.context.span_id
+    async with Producer("pg", client) as producer:
+        await producer.send(Message(topic=TOPIC, body=b"?"))
+    async with consumer:
+        await until(lambda: spans(f"process {TOPIC}"))
+    (handled,), (work,) = spans(f"process {TOPIC}"), spans("work")
+    assert inside == [handled.context.span_id]
+    assert work.parent.span_id == handled.context.span_id
 
 
-@run_by(run)
-async def test_failures_are_recorded_in_spans():
-    spans, handled = Spans(), []
-    async with measured(spans) as client:
-        consumer = PushConsumer("cg", client, FROM_FIRST)
+@run_by(measured)
+async def test_failures_are_recorded_in_spans(client, spans, /):
+    handled = []
+    consumer = PushConsumer("cg", client, FROM_FIRST)
 
-        @consumer.on(TOPIC)
-        async def handle(message):
-            handled.append(message)
-            if message.body == b"bad":
-                raise ValueError("no")
-            return Later()
+    @consumer.on(TOPIC)
+    async def handle(message):
+        handled.append(message)
+        if message.body == b"bad":
+            raise ValueError("no")
+        return Later()
 
-        async with Producer("pg", client) as producer:
-            await producer.send_nowait(Message(topic=TOPIC, body=b"bad"))
-            await producer.send_oneway(Message(topic=TOPIC, body=b"later"))
-            for send in (producer.send, producer.send_oneway):
-                with pytest.raises(LocalProtocolError):
-                    await send(Message(topic="no/topic", body=b"?"))
+    async with Producer("pg", client) as producer:
+        await producer.send_nowait(Message(topic=TOPIC, body=b"bad"))
+        await producer.send_oneway(Message(topic=TOPIC, body=b"later"))
+        for send in (producer.send, producer.send_oneway):
             with pytest.raises(LocalProtocolError):
-                producer.send_nowait(Message(topic="no/topic", body=b"?"))
-        async with consumer:
-            await until(lambda: len(spans(f"process {TOPIC}")) == 2)
+                await send(Message(topic="no/topic", body=b"?"))
+        with pytest.raises(LocalProtocolError):
+            producer.send_nowait(Message(topic="no/topic", body=b"?"))
+    async with consumer:
+        await until(lambda: len(spans(f"process {TOPIC}")) == 2)
 
-        assert len(spans(f"send {TOPIC}")) == 2
-        refused = spans("send no/topic")
-        assert [span.status.status_code for span in refused] == [StatusCode.ERROR] * 3
-        assert refused[0].attributes["error.type"] == "LocalProtocolError"
-        by_verdict = {
-            span.attributes.get("txmq.verdict"): span for span in spans(f"process {TOPIC}")
-        }
-        failed = by_verdict[None]
-        assert failed.status.status_code is StatusCode.ERROR
-        assert failed.attributes["error.type"] == "ValueError"
-        assert failed.events[0].name == "exception"
-        assert by_verdict["later"].status.status_code is StatusCode.UNSET
+    assert len(spans(f"send {TOPIC}")) == 2
+    refused = spans("send no/topic")
+    assert [span.status.status_code for span in refused] == [StatusCode.ERROR] * 3
+    assert refused[0].attributes["error.type"] == "LocalProtocolError"
+    by_verdict = {span.attributes.get("txmq.verdict"): span for span in spans(f"process {TOPIC}")}
+    failed = by_verdict[None]
+    assert failed.status.status_code is StatusCode.ERROR
+    assert failed.attributes["error.type"] == "ValueError"
+    assert failed.events[0].name == "exception"
+    assert by_verdict["later"].status.status_code is StatusCode.UNSET
 
 
-@run_by(run)
-async def test_a_batch_span_links_to_the_spans_that_sent_its_messages():
-    spans = Spans()
+@run_by(measured)
+async def test_a_batch_span_links_to_the_spans_that_sent_its_messages(client, spans, /):
     settings = ConsumerSettings(start=StartFrom.FIRST, batch_max=8)
-    async with measured(spans) as client:
-        consumer = PushConsumer("cg", client, settings)
+    consumer = PushConsumer("cg", client, settings)
 
-        @consumer.on_batch(TOPIC)
-        async def handle(messages):
-            return None
+    @consumer.on_batch(TOPIC)
+    async def handle(messages):
+        return None
 
-        async with Producer("pg", client) as producer:
-            with pytest.raises(LocalProtocolError):
-                await producer.send_batch([])
-            await producer.send_batch([Message(topic=TOPIC, body=b"%d" % n) for n in range(3)])
+    async with Producer("pg", client) as producer:
+        with pytest.raises(LocalProtocolError):
+            await producer.send_batch([])
+        await producer.send_batch([Message(topic=TOPIC, body=b"%d" % n) for n in range(3)])
+    async with consumer:
+        await until(lambda: spans(f"process {TOPIC}"))
+    (sent,) = spans(f"send {TOPIC}")
+    (handled,) = spans(f"process {TOPIC}")
+    assert sent.attributes["messaging.batch.message_count"] == 3
+    assert handled.attributes["messaging.batch.message_count"] == 3
+    assert handled.parent is None
+    assert [link.context.span_id for link in handled.links] == [sent.context.span_id] * 3
+
+
+@run_by(measured)
+async def test_a_message_without_trace_context_starts_its_own_trace(client, spans, /):
+    consumer = PushConsumer("cg", client, FROM_FIRST)
+
+    @consumer.on(TOPIC)
+    async def handle(message):
+        return None
+
+    await client.admin.send(Message(topic=TOPIC, body=b"?"))
+    with spans.tracer.start_as_current_span("startup"):
         async with consumer:
             await until(lambda: spans(f"process {TOPIC}"))
-        (sent,) = spans(f"send {TOPIC}")
-        (handled,) = spans(f"process {TOPIC}")
-        assert sent.attributes["messaging.batch.message_count"] == 3
-        assert handled.attributes["messaging.batch.message_count"] == 3
-        assert handled.parent is None
-        assert [link.context.span_id for link in handled.links] == [sent.context.span_id] * 3
+    (handled,) = spans(f"process {TOPIC}")
+    assert handled.parent is None
+    assert not handled.links
 
 
-@run_by(run)
-async def test_a_message_without_trace_context_starts_its_own_trace():
-    spans = Spans()
-    async with measured(spans) as client:
-        consumer = PushConsumer("cg", client, FROM_FIRST)
-
-        @consumer.on(TOPIC)
-        async def handle(message):
-            return None
-
-        await client.admin.send(Message(topic=TOPIC, body=b"?"))
-        with spans.tracer.start_as_current_span("startup"):
-            async with consumer:
-                await until(lambda: spans(f"process {TOPIC}"))
-        (handled,) = spans(f"process {TOPIC}")
-        assert handled.parent is None
-        assert not handled.links
+@run_by(measured)
+async def test_sending_message_traces_creates_no_spans(client, spans, /):
+    settings = ProducerSettings(is_traced=True)
+    async with Producer("pg", client, settings) as producer:
+        await producer.send(Message(topic=TOPIC, body=b"?"))
+    assert len(spans.exporter.get_finished_spans()) == 1
 
 
-@run_by(run)
-async def test_sending_message_traces_creates_no_spans():
-    spans = Spans()
-    async with measured(spans) as client:
-        settings = ProducerSettings(is_traced=True)
-        async with Producer("pg", client, settings) as producer:
-            await producer.send(Message(topic=TOPIC, body=b"?"))
-        assert len(spans.exporter.get_finished_spans()) == 1
-
-
-@run_by(run)
-async def test_a_cancelled_handler_is_not_recorded_as_failed():
-    spans, working = Spans(), asyncio.Event()
+@run_by(measured)
+async def test_a_cancelled_handler_is_not_recorded_as_failed(client, spans, /):
+    working = asyncio.Event()
     settings = ConsumerSettings(start=StartFrom.FIRST, stop_timeout=0.0)
-    async with measured(spans) as client:
-        consumer = PushConsumer("cg", client, settings)
+    consumer = PushConsumer("cg", client, settings)
 
-        @consumer.on(TOPIC)
-        async def handle(message):
-            working.set()
-            await asyncio.Event().wait()
+    @consumer.on(TOPIC)
+    async def handle(message):
+        working.set()
+        await asyncio.Event().wait()
 
-        async with Producer("pg", client) as producer:
-            await producer.send(Message(topic=TOPIC, body=b"?"))
-        async with consumer:
-            await working.wait()
-        (handled,) = spans(f"process {TOPIC}")
-        assert handled.attributes["error.type"] == "CancelledError"
-        assert handled.status.status_code is StatusCode.UNSET
+    async with Producer("pg", client) as producer:
+        await producer.send(Message(topic=TOPIC, body=b"?"))
+    async with consumer:
+        await working.wait()
+    (handled,) = spans(f"process {TOPIC}")
+    assert handled.attributes["error.type"] == "CancelledError"
+    assert handled.status.status_code is StatusCode.UNSET
 
 
-@run_by(run)
-async def test_the_span_of_a_reply_is_a_child_of_its_handler():
-    spans = Spans()
-    async with measured(spans) as client, Producer("pg", client) as producer:
+@run_by(measured)
+async def test_the_span_of_a_reply_is_a_child_of_its_handler(client, spans, /):
+    async with Producer("pg", client) as producer:
         consumer = PushConsumer("cg", client, FROM_FIRST)
 
         @consumer.on(TOPIC)

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import logging
 
 import pytest
 
@@ -223,34 +222,30 @@ async def test_a_close_sends_waiting_records():
     assert gatherer.lost == 0
 
 
-def test_a_full_tracer_drops_the_oldest_records_and_counts_them(caplog):
-    async def scenario():
-        async with gathering(records_max=5) as (gatherer, taker):
-            for number in range(9):
-                gatherer.note("A", begun(number))
-        assert taker.ids == ["id4", "id5", "id6", "id7", "id8"]
-        assert gatherer.lost == 4
+@run_by(run)
+async def test_a_full_tracer_drops_the_oldest_records_and_counts_them(caplog):
+    async with gathering(records_max=5) as (gatherer, taker):
+        for number in range(9):
+            gatherer.note("A", begun(number))
 
-    with caplog.at_level(logging.WARNING):
-        run(scenario)
+    assert taker.ids == ["id4", "id5", "id6", "id7", "id8"]
+    assert gatherer.lost == 4
     assert [entry.message for entry in caplog.records] == [
         "4 trace records are lost: RMQ_SYS_TRACE_TOPIC does not take them"
     ]
 
 
-def test_a_failing_trace_topic_is_logged_once_and_again_at_the_close(caplog, monkeypatch):
+@run_by(run)
+async def test_a_failing_trace_topic_is_logged_once_and_again_at_the_close(caplog, monkeypatch):
     monkeypatch.setattr(tracer, "LINGER_S", 0.001)
 
-    async def scenario():
-        async with gathering() as (gatherer, taker):
-            taker.problem = ConnectFailed("nobody there")
-            for number in range(3):
-                gatherer.note("A", begun(number))
-                await until(lambda wanted=number + 1: gatherer.lost == wanted)
-        assert gatherer.lost == 3
+    async with gathering() as (gatherer, taker):
+        taker.problem = ConnectFailed("nobody there")
+        for number in range(3):
+            gatherer.note("A", begun(number))
+            await until(lambda wanted=number + 1: gatherer.lost == wanted)
 
-    with caplog.at_level(logging.WARNING):
-        run(scenario)
+    assert gatherer.lost == 3
     assert [entry.message.split()[0] for entry in caplog.records] == ["1", "2"]
 
 
@@ -267,6 +262,17 @@ async def test_a_close_gives_up_on_a_slow_trace_topic(monkeypatch):
 # What leaves traces
 
 
+def with_client(test):
+    """Run a test with a client of a broker that has a topic of one queue."""
+
+    async def main():
+        async with embedded() as broker, Client(broker.names) as client:
+            await client.admin.create_topic(TOPIC, queues=1)
+            await test(client)
+
+    run(main)
+
+
 async def traces(client, wanted, topic=TRACES):
     """All records of the trace topic, once there are as many as wanted."""
     records = []
@@ -275,133 +281,128 @@ async def traces(client, wanted, topic=TRACES):
             records = []
             with contextlib.suppress(TxmqError):
                 for queue in (await client.admin.route(topic)).readable:
-                    pulled = await client.admin.pull(queue, 0)
-                    for message in pulled.messages:
+                    for message in (await client.admin.pull(queue, 0)).messages:
                         records += trace.decode(message.body)
             await asyncio.sleep(0.01)
     return records
 
 
-@run_by(run)
-async def test_a_message_can_be_followed_from_its_producer_to_its_handler():
-    async with embedded() as broker, Client(broker.names) as client:
-        await client.admin.create_topic(TOPIC, queues=1)
-        consumer = PushConsumer("cg", client, CONSUMER_TRACED)
-        handled = []
+@run_by(with_client)
+async def test_a_message_can_be_followed_from_its_producer_to_its_handler(client, /):
+    consumer = PushConsumer("cg", client, CONSUMER_TRACED)
+    handled = []
 
-        @consumer.on(TOPIC)
-        async def handle(message):
-            handled.append(message)
-            if message.attempts == 0 and message.body == b"twice":
-                return Later(level=1)
-            if message.body == b"bad":
-                raise ValueError("no")
-            return None
+    @consumer.on(TOPIC)
+    async def handle(message):
+        handled.append(message)
+        if message.attempts == 0 and message.body == b"twice":
+            return Later(level=1)
+        if message.body == b"bad":
+            raise ValueError("no")
+        return None
 
-        message = Message(topic=TOPIC, body=b"hello", tags="Paid", keys=("o-1", "o-2"))
-        async with Producer("pg", client, TRACED) as producer:
-            result = await producer.send(message)
-            bad = await producer.send_nowait(Message(topic=TOPIC, body=b"bad"))
-        async with consumer:
-            await until(lambda: len(handled) == 2)
+    message = Message(topic=TOPIC, body=b"hello", tags="Paid", keys=("o-1", "o-2"))
+    async with Producer("pg", client, TRACED) as producer:
+        result = await producer.send(message)
+        bad = await producer.send_nowait(Message(topic=TOPIC, body=b"bad"))
+    async with consumer:
+        await until(lambda: len(handled) == 2)
 
-        records = await traces(client, 6)
-        sent = [record for record in records if isinstance(record, SendRecord)]
-        assert {record.id for record in sent} == {result.id, bad.id}
-        first = next(record for record in sent if record.id == result.id)
-        assert (first.group, first.topic, first.tags, first.keys) == (
-            "pg", TOPIC, "Paid", "o-1 o-2",
-        )  # fmt: skip
-        assert (first.region, first.store_host) == ("DefaultRegion", broker.address)
-        assert (first.body_bytes, first.offset_id) == (5, result.offset_id)
-        assert first.is_success
-        begun_ones = {record.id: record for record in records if isinstance(record, HandlerStart)}
-        ended = {record.id: record for record in records if isinstance(record, HandlerEnd)}
-        assert begun_ones[result.id].request_id == ended[result.id].request_id
-        assert begun_ones[result.id].group == ended[result.id].group == "cg"
-        assert ended[result.id].is_success
-        assert ended[bad.id].outcome is HandlerOutcome.RAISED
-        assert not ended[bad.id].is_success
-        by_key = await client.admin.query(TRACES, "o-2")
-        assert {record.id for pack in by_key for record in trace.decode(pack.body)} >= {result.id}
-
-
-@run_by(run)
-async def test_batches_and_failures_are_traced():
-    async with embedded() as broker, Client(broker.names) as client:
-        await client.admin.create_topic(TOPIC, queues=1)
-        async with Producer("pg", client, TRACED) as producer:
-            batch = [Message(topic=TOPIC, body=b"%d" % n) for n in range(3)]
-            results = await producer.send_batch(batch)
-            with pytest.raises(TxmqError):
-                await producer.send_batch([])
-            with pytest.raises(TxmqError):
-                await producer.send(Message(topic="no/topic", body=b"?"))
-            await producer.send_oneway(Message(topic=TOPIC, body=b"?"))
-        records = await traces(client, 4)
-        stored = [entry for entry in records if entry.is_success]
-        (failed,) = [entry for entry in records if not entry.is_success]
-        assert {(entry.id, entry.offset_id) for entry in stored} == {
-            (entry.id, entry.offset_id) for entry in results
-        }
-        assert len(stored) == 3
-        assert (failed.topic, failed.store_host) == ("no/topic", "")
+    records = await traces(client, 6)
+    sent = [record for record in records if isinstance(record, SendRecord)]
+    assert {record.id for record in sent} == {result.id, bad.id}
+    first = next(record for record in sent if record.id == result.id)
+    assert (first.group, first.topic, first.tags, first.keys) == (
+        "pg", TOPIC, "Paid", "o-1 o-2",
+    )  # fmt: skip
+    (address,) = (await client.admin.route(TOPIC)).addresses["broker-a"].values()
+    assert (first.region, first.store_host) == ("DefaultRegion", address)
+    assert (first.body_bytes, first.offset_id) == (5, result.offset_id)
+    assert first.is_success
+    begun_ones = {record.id: record for record in records if isinstance(record, HandlerStart)}
+    ended = {record.id: record for record in records if isinstance(record, HandlerEnd)}
+    assert begun_ones[result.id].request_id == ended[result.id].request_id
+    assert begun_ones[result.id].group == ended[result.id].group == "cg"
+    assert ended[result.id].is_success
+    assert ended[bad.id].outcome is HandlerOutcome.RAISED
+    assert not ended[bad.id].is_success
+    by_key = await client.admin.query(TRACES, "o-2")
+    assert {record.id for pack in by_key for record in trace.decode(pack.body)} >= {result.id}
 
 
-@run_by(run)
-async def test_a_broker_can_turn_traces_off():
-    async with embedded() as broker, Client(broker.names) as client:
-        await client.admin.create_topic(TOPIC, queues=1)
-        async with Producer("pg", client, TRACED) as producer:
-            post = producer._sender.pending
-            heard = post.on_answer
-
-            class Silent:
-                def field_map(self):
-                    return {"TRACE_ON": "false", "MSG_REGION": "east"}
-
-            post.on_answer = lambda name, answer: heard(name, Silent())
-            await producer.send(Message(topic=TOPIC, body=b"unseen"))
-            post.on_answer = heard
-            seen = await producer.send(Message(topic=TOPIC, body=b"seen"))
-        assert [record.id for record in await traces(client, 1)] == [seen.id]
-
-
-@run_by(run)
-async def test_sending_and_reading_traces_leaves_no_traces():
-    async with embedded() as broker, Client(broker.names) as client:
-        consumer = PushConsumer("watchers", client, CONSUMER_TRACED)
-        handled = []
-
-        @consumer.on(TRACES)
-        async def handle(message):
-            handled.append(message)
-
-        async with Producer("pg", client, TRACED) as producer:
-            await producer.send(Message(topic=TOPIC, body=b"?"))
-            await producer.send(Message(topic=TRACES, body=trace.encode([SENT])))
-        await traces(client, 2)
-        async with consumer:
-            await until(lambda: len(handled) == 2)
-        assert len(await traces(client, 2)) == 2
+@run_by(with_client)
+async def test_batches_and_failures_are_traced(client, /):
+    async with Producer("pg", client, TRACED) as producer:
+        batch = [Message(topic=TOPIC, body=b"%d" % n) for n in range(3)]
+        results = await producer.send_batch(batch)
+        with pytest.raises(TxmqError):
+            await producer.send_batch([])
+        with pytest.raises(TxmqError):
+            await producer.send(Message(topic="no/topic", body=b"?"))
+        await producer.send_oneway(Message(topic=TOPIC, body=b"?"))
+    records = await traces(client, 4)
+    stored = [entry for entry in records if entry.is_success]
+    (failed,) = [entry for entry in records if not entry.is_success]
+    assert {(entry.id, entry.offset_id) for entry in stored} == {
+        (entry.id, entry.offset_id) for entry in results
+    }
+    assert len(stored) == 3
+    assert (failed.topic, failed.store_host) == ("no/topic", "")
 
 
-@run_by(run)
-async def test_traces_go_to_the_configured_topic():
+@run_by(with_client)
+async def test_a_broker_can_turn_traces_off(client, /):
+    async with Producer("pg", client, TRACED) as producer:
+        post = producer._sender.pending
+        heard = post.on_answer
+
+        class Silent:
+            def field_map(self):
+                return {"TRACE_ON": "false", "MSG_REGION": "east"}
+
+        post.on_answer = lambda name, answer: heard(name, Silent())
+        await producer.send(Message(topic=TOPIC, body=b"unseen"))
+        post.on_answer = heard
+        seen = await producer.send(Message(topic=TOPIC, body=b"seen"))
+    assert [record.id for record in await traces(client, 1)] == [seen.id]
+
+
+@run_by(with_client)
+async def test_sending_and_reading_traces_leaves_no_traces(client, /):
+    consumer = PushConsumer("watchers", client, CONSUMER_TRACED)
+    handled = []
+
+    @consumer.on(TRACES)
+    async def handle(message):
+        handled.append(message)
+
+    async with Producer("pg", client, TRACED) as producer:
+        await producer.send(Message(topic=TOPIC, body=b"?"))
+        await producer.send(Message(topic=TRACES, body=trace.encode([SENT])))
+    await traces(client, 2)
+    async with consumer:
+        await until(lambda: len(handled) == 2)
+    assert len(await traces(client, 2)) == 2
+
+
+@run_by(with_client)
+async def test_traces_go_to_the_configured_topic(client, /):
     settings = ProducerSettings(is_traced=True, trace_topic="MyTraces", linger=0.001)
-    async with embedded() as broker, Client(broker.names) as client:
-        async with Producer("pg", client, settings) as producer:
-            await asyncio.gather(
-                *[producer.send(Message(topic=TOPIC, body=b"%d" % n)) for n in range(5)]
-            )
-        assert len(await traces(client, 5, "MyTraces")) == 5
+    async with Producer("pg", client, settings) as producer:
+        await asyncio.gather(
+            *[producer.send(Message(topic=TOPIC, body=b"%d" % n)) for n in range(5)]
+        )
+    assert len(await traces(client, 5, "MyTraces")) == 5
 
 
-def test_traces_tell_half_delayed_and_normal_messages_apart():
-    from txmq.client.observe.message_trace import _kind
-
-    half = Message(topic=TOPIC, body=b"?", properties={"TRAN_MSG": "true"})
-    assert _kind(half) is MessageKind.HALF
-    assert _kind(Message(topic=TOPIC, body=b"?", delay_level=3)) is MessageKind.DELAYED
-    assert _kind(Message(topic=TOPIC, body=b"?", deliver_after=3)) is MessageKind.DELAYED
-    assert _kind(Message(topic=TOPIC, body=b"?")) is MessageKind.NORMAL
+@pytest.mark.parametrize(
+    ("more", "kind"),
+    [
+        ({"properties": {"TRAN_MSG": "true"}}, MessageKind.HALF),
+        ({"delay_level": 3}, MessageKind.DELAYED),
+        ({"deliver_after": 3}, MessageKind.DELAYED),
+        ({}, MessageKind.NORMAL),
+    ],
+)
+def test_traces_tell_half_delayed_and_normal_messages_apart(more, kind):
+    assert tracer._kind(Message(topic=TOPIC, body=b"?", **more)) is kind

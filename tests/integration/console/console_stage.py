@@ -41,13 +41,10 @@ async def visitor(names, clock=None, **settings):
     given = {"origins": frozenset({ORIGIN}), "needs_login": False} | settings
     app = console_app(ConsoleSettings(names=names, **given), clock)
     inner = app._app._app  # Inside the layers that count and check requests.
-    transport = httpx.ASGITransport(app)
-    async with (
-        inner.router.lifespan_context(inner),
-        httpx.AsyncClient(
-            transport=transport, base_url=ORIGIN, headers={"origin": ORIGIN}
-        ) as client,
-    ):
+    client = httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url=ORIGIN, headers={"origin": ORIGIN}
+    )
+    async with inner.router.lifespan_context(inner), client:
         yield client
 
 
@@ -193,40 +190,26 @@ def park(names, *keys, group="icbc", topic="Transfers", body=b'{"amount": 6000}'
 
 
 def bury(
-    names,
-    *ids,
-    group="g",
-    reason="no such account",
-    body=b"pay",
-    tags="",
-    attempts=17,
+    names, *ids, group="g", reason="no such account", body=b"pay", tags="", attempts=17,
     topic="Transfers",
-):
+):  # fmt: skip
     """Store dead letters as a broker does; ``%s`` in the body becomes the id."""
 
     async def put(admin, session):
-        more = {"DLQ_REASON": reason, "TAGS": tags}
-        dead, retry = f"%DLQ%{group}", f"%RETRY%{group}"
+        dead = f"%DLQ%{group}"
         await admin.create_group(group)
         await admin.create_topic(dead, queues=1)
-        await admin.create_topic(retry, queues=1)
+        await admin.create_topic(f"%RETRY%{group}", queues=1)
         (address,) = (await session.route(dead)).addresses.popitem()[1].values()
         for message_id in ids:
             named = {"UNIQ_KEY": message_id, "KEYS": f"k-{message_id}", "RETRY_TOPIC": topic}
-            named |= {"ORIGIN_MESSAGE_ID": "0A" * 16}
-            named |= {name: text for name, text in more.items() if text}
+            named |= {"ORIGIN_MESSAGE_ID": "0A" * 16, "DLQ_REASON": reason, "TAGS": tags}
             header = SendMessageV2(
-                producer_group=group,
-                topic=dead,
-                default_topic="TBW102",
-                default_topic_queue_nums=1,
-                queue_id=0,
-                sys_flag=0,
-                born_timestamp=1,
-                flag=0,
-                properties=render(named),
+                producer_group=group, topic=dead, default_topic="TBW102",
+                default_topic_queue_nums=1, queue_id=0, sys_flag=0, born_timestamp=1, flag=0,
+                properties=render({name: text for name, text in named.items() if text}),
                 reconsume_times=attempts,
-            )
+            )  # fmt: skip
             text = body.replace(b"%s", message_id.encode())
             await session.request(address, RequestCode.SEND_MESSAGE_V2, header, body=text)
 

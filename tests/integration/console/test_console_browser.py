@@ -83,12 +83,11 @@ def test_every_page_fits_the_screen_and_is_accessible(browser, stage):
 
 def test_the_accessibility_check_finds_barriers(browser, stage):
     url, *_ = stage
+    bad = "<h1>x</h1><input><img src=/static/icon.svg>"
+    insert = "bad => document.querySelector('main').insertAdjacentHTML('beforeend', bad)"
     with examined(browser) as shown:
         shown.goto(f"{url}/topics")
-        bad = "<h1>x</h1><input><img src=/static/icon.svg>"
-        shown.evaluate(
-            "bad => document.querySelector('main').insertAdjacentHTML('beforeend', bad)", bad
-        )
+        shown.evaluate(insert, bad)
         assert {rule for _, rule, _ in axe.barriers(shown)} >= {"image-alt", "label"}
 
 
@@ -155,22 +154,24 @@ def test_a_group_is_moved_and_dead_letters_are_resent(browser, stage):
         expect(done).to_contain_text("1 resent before, 1 resent")
 
 
+def create_topic(shown, url, name):
+    shown.goto(f"{url}/topics")
+    shown.get_by_label("Name").fill(name)
+    shown.get_by_role("button", name="Create").click()
+
+
 def test_a_list_refreshes_itself_and_keeps_the_focus(browser, stage):
     url, *_ = stage
     with opened(browser) as shown, opened(browser) as other:
         shown.goto(f"{url}/topics?search=Fresh")
         expect(shown.locator("#live")).to_contain_text("No topic has a name with this text")
         shown.locator("#all").focus()
-        other.goto(f"{url}/topics")
-        other.get_by_label("Name").fill("Fresh-1")
-        other.get_by_role("button", name="Create").click()
+        create_topic(other, url, "Fresh-1")
         expect(other.get_by_role("status").first).to_contain_text("topic Fresh-1 has 4 queues")
 
         expect(shown.locator("#live")).to_contain_text("Fresh-1")
         shown.locator("#row-1").focus()
-        other.goto(f"{url}/topics")
-        other.get_by_label("Name").fill("Fresh-2")
-        other.get_by_role("button", name="Create").click()
+        create_topic(other, url, "Fresh-2")
         expect(shown.locator("#live")).to_contain_text("Fresh-2")
         expect(shown.locator("#row-1")).to_be_focused()
 
@@ -193,60 +194,45 @@ def test_a_refresh_keeps_the_selection_scroll_position_and_typed_text(browser, s
         expect(shown.get_by_label("Body")).to_have_value("half of a sen")
 
 
-def test_more_windows_than_a_browser_has_connections_all_load(browser, stage):
+def test_more_windows_than_a_browser_has_connections_all_load(browser_page, stage):
     """A stream holds one of six connections; the oldest windows pause until they are used again."""
     url, *_ = stage
-    context = browser.new_context()
-    try:
-        windows = [context.new_page() for _ in range(9)]
-        for window in windows:
-            window.goto(f"{url}/topics?search=Many")
-        expect(windows[-1].locator("#live")).to_contain_text("No topic has a name with this text")
-        windows[-1].goto(f"{url}/topics")
-        windows[-1].get_by_label("Name").fill("Many-1")
-        windows[-1].get_by_role("button", name="Create").click()
-        expect(windows[-2].locator("#live")).to_contain_text("Many-1")
-        expect(windows[0].locator("#live")).not_to_contain_text("Many-1")
-        windows[0].evaluate("dispatchEvent(new Event('focus'))")
-        expect(windows[0].locator("#live")).to_contain_text("Many-1")
-    finally:
-        context.close()
+    windows = [browser_page, *(browser_page.context.new_page() for _ in range(8))]
+    for window in windows:
+        window.goto(f"{url}/topics?search=Many")
+    expect(windows[-1].locator("#live")).to_contain_text("No topic has a name with this text")
+    create_topic(windows[-1], url, "Many-1")
+    expect(windows[-2].locator("#live")).to_contain_text("Many-1")
+    expect(windows[0].locator("#live")).not_to_contain_text("Many-1")
+    windows[0].evaluate("dispatchEvent(new Event('focus'))")
+    expect(windows[0].locator("#live")).to_contain_text("Many-1")
 
 
-def test_a_page_reconnects_after_the_console_was_killed(browser):
-    port = free_port()
-    context = browser.new_context()
+def test_a_page_reconnects_after_the_console_was_killed(browser_page):
+    port, shown = free_port(), browser_page
     with BrokerThread() as broker:
-        try:
-            shown = context.new_page()
-            with ConsoleProcess(broker.names, port=port) as console:
-                shown.goto(f"{console.url}/topics")
-                console.process.kill()
-                console.process.wait()
-                expect(shown.locator("#offline")).to_be_visible()
-            asked(broker.names, lambda admin, _: admin.create_topic("Back", queues=1))
-            with ConsoleProcess(broker.names, port=port) as console:
-                expect(shown.locator("#live")).to_contain_text("Back")
-                expect(shown.locator("#offline")).to_be_hidden()
-                assert console.stop() == "", "an open page does not delay the end"
-        finally:
-            context.close()
+        with ConsoleProcess(broker.names, port=port) as console:
+            shown.goto(f"{console.url}/topics")
+            console.process.kill()
+            console.process.wait()
+            expect(shown.locator("#offline")).to_be_visible()
+        asked(broker.names, lambda admin, _: admin.create_topic("Back", queues=1))
+        with ConsoleProcess(broker.names, port=port) as console:
+            expect(shown.locator("#live")).to_contain_text("Back")
+            expect(shown.locator("#offline")).to_be_hidden()
+            assert console.stop() == "", "an open page does not delay the end"
 
 
-def test_a_page_says_when_the_console_is_unreachable(browser, stage):
+def test_a_page_says_when_the_console_is_unreachable(browser_page, stage):
     url, *_ = stage
-    context = browser.new_context()
-    try:
-        shown = context.new_page()
-        shown.goto(f"{url}/topics")
-        expect(shown.locator("#offline")).to_be_hidden()
-        context.set_offline(True)
-        expect(shown.locator("#offline")).to_be_visible()
-        expect(shown.locator("#live")).to_contain_text("Bills")
-        context.set_offline(False)
-        expect(shown.locator("#offline")).to_be_hidden()
-    finally:
-        context.close()
+    offline = browser_page.locator("#offline")
+    browser_page.goto(f"{url}/topics")
+    expect(offline).to_be_hidden()
+    browser_page.context.set_offline(True)
+    expect(offline).to_be_visible()
+    expect(browser_page.locator("#live")).to_contain_text("Bills")
+    browser_page.context.set_offline(False)
+    expect(offline).to_be_hidden()
 
 
 def test_a_visitor_logs_in_and_out(browser, tmp_path):

@@ -64,15 +64,8 @@ def reports(tmp_path_factory):
 @pytest.fixture(scope="module")
 def console(broker, bank, reports):
     away = "postgresql://teller:hidden-word@127.0.0.1:9/away"
-    options = (
-        "--database",
-        f"bank={bank}",
-        "--database",
-        f"away={away}",
-        "--reports",
-        str(reports[0]),
-    )
-    with ConsoleProcess(broker.names, *options) as running:
+    databases = ("--database", f"bank={bank}", "--database", f"away={away}")
+    with ConsoleProcess(broker.names, *databases, "--reports", str(reports[0])) as running:
         yield running
 
 
@@ -87,6 +80,10 @@ def send_all(names, topic, messages, queues=1):
         ]
 
     return asked(names, send)
+
+
+def stored_ms(names, receipt):
+    return asked(names, lambda admin, _: admin.view(receipt.offset_id)).stored_ms
 
 
 def leave_traces(names, message_id, at_ms, group="ccb", sent_ms=0, topic="Traced"):
@@ -169,15 +166,12 @@ def test_a_message_shows_a_bar_for_each_event(broker, visitor):
     (receipt,) = send_all(broker.names, "Traced", [Message(topic="Traced", body=b"{}")])
     before = visitor.get(f"/message?topic=Traced&id={receipt.id}")
     assert "No client left a trace" in text_of(before)
-    stored_ms = asked(broker.names, lambda admin, _: admin.view(receipt.offset_id)).stored_ms
-    leave_traces(broker.names, receipt.id, stored_ms - 3)
+    leave_traces(broker.names, receipt.id, stored_ms(broker.names, receipt) - 3)
     page = visitor.get(f"/message?place={receipt.offset_id}")
     assert "handled by group ccb, attempt 1 40 ms" in text_of(page)
     assert "raised; it comes again" in text_of(page)
-    bars = [
-        (int(left), int(wide))
-        for left, wide in re.findall(r'x="(\d+)" y="1" width="(\d+)', page.text)
-    ]
+    found = re.findall(r'x="(\d+)" y="1" width="(\d+)', page.text)
+    bars = [(int(left), int(wide)) for left, wide in found]
     assert len(bars) == 4
     assert bars == sorted(bars)
     assert all(left >= 0 and left + wide <= 1000 for left, wide in bars)
@@ -226,8 +220,8 @@ def test_messages_of_a_topic_are_listed_newest_first_and_only_once(broker, visit
     assert ids_in(queue)[-1] == receipts[1].offset_id
     assert len(ids_in(queue)) == 40
     assert ids_in(visitor.get("/messages?topic=Listed&by=time&until=1h")) == []
-    stored_ms = asked(broker.names, lambda admin, _: admin.view(receipts[100].offset_id)).stored_ms
-    window = visitor.get(f"/messages?topic=Listed&by=time&since={stored_ms}&until={stored_ms}")
+    at = stored_ms(broker.names, receipts[100])
+    window = visitor.get(f"/messages?topic=Listed&by=time&since={at}&until={at}")
     assert receipts[100].offset_id in ids_in(window)
     assert receipts[0].offset_id not in ids_in(window)
 
@@ -360,13 +354,13 @@ def test_a_blocked_row_is_put_aside_and_tried_again(bank, visitor):
 
 
 def test_outbox_rows_are_paged_and_invalid_ids_are_refused(visitor):
+    def rows_in(page):
+        return len(re.findall(r'id="row-', page.text))
+
     first = visitor.get("/outbox/rows?name=bank")
-    second = visitor.get(next_page(first, "page-next"))
-    assert len(re.findall(r'id="row-', first.text)) == 50
-    assert len(re.findall(r'id="row-', second.text)) == 10
-    assert (
-        len(re.findall(r'id="row-', visitor.get("/outbox/rows?name=bank&lane=account-1").text)) == 3
-    )
+    assert rows_in(first) == 50
+    assert rows_in(visitor.get(next_page(first, "page-next"))) == 10
+    assert rows_in(visitor.get("/outbox/rows?name=bank&lane=account-1")) == 3
     assert visitor.get("/outbox/rows?name=none").status_code == 404
     assert visitor.get("/outbox/row?name=bank&id=77").status_code == 404
     for wrong in ("x", "-1", "9" * 19, "²"):
@@ -456,8 +450,8 @@ def pages(broker, reports):
     (receipt,) = send_all(
         broker.names, "Seen", [Message(topic="Seen", body=HOSTILE.encode() * 20, keys=("s-1",))]
     )
-    stored_ms = asked(broker.names, lambda admin, _: admin.view(receipt.offset_id)).stored_ms
-    leave_traces(broker.names, receipt.id, stored_ms - 3, group="g" * 200)
+    began_ms = stored_ms(broker.names, receipt) - 3
+    leave_traces(broker.names, receipt.id, began_ms, group="g" * 200)
     name = park(broker.names, "seen", group="seen", topic="Seen-2")["seen"]
     return [
         f"/transaction?id={name}",
@@ -495,10 +489,13 @@ def test_the_slash_key_opens_the_search_unless_text_is_being_typed(browser, cons
         expect(shown.get_by_role("heading", level=1)).to_have_text("Keyboard")
 
 
-@pytest.mark.parametrize("name", ["steps", "message"])
-def test_the_pages_pictured_in_the_docs_show_all_attempts(browser, console, broker, visitor, name):
+@pytest.mark.parametrize(
+    ("name", "topic", "height"), [("steps", "Transfers", 1_400), ("message", "Payments", 1_270)]
+)
+def test_the_pages_pictured_in_the_docs_show_all_attempts(
+    browser, console, broker, visitor, name, topic, height
+):
     """TXMQ_SCREENSHOTS=docs/images renews the pictures."""
-    topic = {"steps": "Transfers", "message": "Payments"}[name]
     body = b'{"payer": "ICBC-001", "payee": "CCB-001", "amount": 6000}'
     xid = park(broker.names, "transfer-4711", group="icbc", topic=topic, body=body)["transfer-4711"]
     to = f"/transaction/decision?id={xid}&broker=broker-a&decision=commit"
@@ -507,12 +504,8 @@ def test_the_pages_pictured_in_the_docs_show_all_attempts(browser, console, brok
     leave_traces(
         broker.names, xid, message.stored_ms, sent_ms=message.born_ms, topic=topic, group="ccb"
     )
-    paths = {
-        "steps": f"/transaction?id={xid}",
-        "message": f"/message?place={message.offset_id}",
-    }
-    heights = {"steps": 1_400, "message": 1_270}
-    with opened(browser, 1_100, heights[name]) as shown:
+    paths = {"steps": f"/transaction?id={xid}", "message": f"/message?place={message.offset_id}"}
+    with opened(browser, 1_100, height) as shown:
         shown.goto(console.url + paths[name])
         expect(shown.locator("#live").get_by_text("attempt 2").first).to_be_in_viewport()
         keep_picture(shown, f"console-{name}")

@@ -76,31 +76,21 @@ def item(
     seen = digest(f"{name} {currency} {bucket} {at}")
     age_days, back = AGES[bucket]
     plain = {
-        "break_id": seen[:12],
-        "key": f"icbc/{int(seen[:9], 16)}",
-        "class": name.value,
-        "status": "new",
-        "amount": worth,
-        "currency": currency,
+        "break_id": seen[:12], "key": f"icbc/{int(seen[:9], 16)}", "class": name.value,
+        "status": "new", "amount": worth, "currency": currency,
         "holder": "both" if "CC" in sides else "transit",
         "payer": mask(f"6222020200{int(seen[10:18], 16):010d}"),
         "payee": mask(f"6217000130{int(seen[20:28], 16):010d}"),
         "debit_bank": "icbc" if "D" in sides else None,
         "credit_bank": "ccb" if "C" in sides else None,
-        **sums(worth, sides),
-        "messages": sides.count("O"),
-        "message_id": seen[:32].upper() if "O" in sides else None,
-        "message_state": state,
-        "delivery": delivery,
-        "decided_by": decided_by,
-        "reason": reason,
+        **sums(worth, sides), "messages": sides.count("O"),
+        "message_id": seen[:32].upper() if "O" in sides else None, "message_state": state,
+        "delivery": delivery, "decided_by": decided_by, "reason": reason,
         "first_ms": END_MS - back * 86_400_000 - 7_000_000 * (at + 1),
-        "first_seen": str(DAY - timedelta(days=back)),
-        "age_days": age_days,
-        "bucket": bucket,
+        "first_seen": str(DAY - timedelta(days=back)), "age_days": age_days, "bucket": bucket,
         "is_late": False,
         **dict.fromkeys(("was", "explained_by", "explanation", "id_doubt", "suggestion")),
-    }
+    }  # fmt: skip
     if name is Class.AMOUNT_MISMATCH:
         plain["credited"] = worth * 10
     if bucket != "0":
@@ -241,28 +231,14 @@ def clean(**more):
 
 def result(**more):
     plain = {
-        "name": "icbc-ccb",
-        "business_date": str(DAY),
-        "rules_version": "12",
-        "rules_digest": digest("rules"),
-        "start_ms": START_MS,
-        "end_ms": END_MS,
-        "as_of_ms": END_MS,
-        "is_final": True,
-        "verdict": "clean",
-        "why": (),
-        "controls": controls(("CNY", "USD")),
-        "totals": (),
-        "aging": (),
-        "proofs": (),
-        "broken_proofs": 0,
-        "items": (),
-        "closed": 0,
-        "decisions": (),
-        "decided_by_hand": 0,
+        "name": "icbc-ccb", "business_date": str(DAY), "rules_version": "12",
+        "rules_digest": digest("rules"), "start_ms": START_MS, "end_ms": END_MS,
+        "as_of_ms": END_MS, "is_final": True, "verdict": "clean", "why": (),
+        "controls": controls(("CNY", "USD")), "totals": (), "aging": (), "proofs": (),
+        "broken_proofs": 0, "items": (), "closed": 0, "decisions": (), "decided_by_hand": 0,
         "digits": {"CNY": 2, "USD": 2},
         "contents": {name: digest(name) for name in ("items", "matches", "balances", "proofs")},
-    }
+    }  # fmt: skip
     return Result(**plain | more)
 
 
@@ -288,6 +264,11 @@ def run(result, **more):
         "previous_run_id": digest("before")[:16],
     }
     return Run(**plain | more)
+
+
+def with_result(made, **changes):
+    """The run with some of its result changed."""
+    return msgspec.structs.replace(made, result=msgspec.structs.replace(made.result, **changes))
 
 
 def signed(made, reviewer="Zhao Lei", **more):

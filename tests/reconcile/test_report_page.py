@@ -91,13 +91,9 @@ def busy():
     return runs.run(runs.busy())
 
 
-def with_result(run, **changes):
-    return replace(run, result=replace(run.result, **changes))
-
-
 def with_first_item(run, **changes):
     first, *others = run.result.items
-    return with_result(run, items=(first | changes, *others))
+    return runs.with_result(run, items=(first | changes, *others))
 
 
 def every_kind():
@@ -287,7 +283,7 @@ def test_each_reason_links_to_its_break_or_proof(busy):
 
 
 def test_a_reason_whose_item_is_not_shown_has_no_link(busy):
-    run = with_result(busy, items=(), why_at=("break-gone", "evidence"))
+    run = runs.with_result(busy, items=(), why_at=("break-gone", "evidence"))
     verdict = section(tree(run), "verdict")
 
     assert [link.attrs["href"] for link in verdict.all("a")] == ["#evidence"]
@@ -310,7 +306,7 @@ def test_a_day_without_transfers_has_no_match_rate():
 
 
 def test_an_age_of_one_business_day_is_singular(busy):
-    assert "Oldest break 1 business day since" in tree(with_result(busy, oldest_days=1)).text
+    assert "Oldest break 1 business day since" in tree(runs.with_result(busy, oldest_days=1)).text
 
 
 def test_every_class_is_named_on_the_page(busy):
@@ -473,7 +469,7 @@ def test_a_difference_is_split_into_what_is_explained_and_the_rest(busy):
         proof, is_open=False, by_items=2_000_000, by_person=3_000_000, explained_by="Wu",
         explanation="voucher 771", until="2026-12-31",
     )  # fmt: skip
-    told = tree(with_result(busy, proofs=(explained,), broken_proofs=0)).text
+    told = tree(runs.with_result(busy, proofs=(explained,), broken_proofs=0)).text
 
     assert "All of them hold or are explained" in told
     parts = "+50,000.00", "+20,000.00 by items", "+30,000.00 by a person"

@@ -40,13 +40,9 @@ class Book:
         self.engine = create_engine(url, poolclass=NullPool)
         self.url = url.render_as_string(hide_password=False) if hasattr(url, "drivername") else url
 
-    def run(self, statement, rows=()):
+    def run(self, statement, rows=None):
         with self.engine.begin() as connection:
-            if rows or not isinstance(rows, tuple):
-                if rows:
-                    connection.execute(text(statement), rows)
-            else:
-                connection.execute(text(statement))
+            connection.execute(text(statement), rows)
 
     def journal(self, rows, columns=None, name="journal"):
         """A table of entries; rows are dictionaries, which may leave out the usual values."""
@@ -60,15 +56,16 @@ class Book:
         usual = {"account": "alice", "amount": 0, "currency": "CNY", "kind": "debit"}
         usual |= {"transfer": "t-1", "booked": NOON_MS}
         full = [
-            {column: row.get(column, usual.get(column, number)) for column in columns}
+            {
+                f"v{at}": row.get(column, usual.get(column, number))
+                for at, column in enumerate(columns)
+            }
             for number, row in enumerate(rows, 1)
         ]
         names = ", ".join(f'"{column}"' for column in columns)
-        self.run(
-            f"INSERT INTO {name} ({names}) "
-            f"VALUES ({', '.join(':' + column for column in columns)})",
-            full,
-        )
+        values = ", ".join(f":v{at}" for at in range(len(columns)))
+        if full:
+            self.run(f"INSERT INTO {name} ({names}) VALUES ({values})", full)
 
 
 @contextlib.contextmanager

@@ -7,17 +7,7 @@ import msgspec
 
 from txmq.reconcile.classes import Class
 from txmq.reconcile.report.words import mask
-from txmq.reconcile.summary import (
-    Aged,
-    Control,
-    Past,
-    Proof,
-    Result,
-    Run,
-    SignOff,
-    Stage,
-    Total,
-)
+from txmq.reconcile.summary import Aged, Control, Past, Proof, Result, Run, SignOff, Stage, Total
 
 DAY = date(2026, 11, 20)
 START_MS = 1_795_104_000_000
@@ -51,14 +41,10 @@ WHY = (
     "a break is 9 business days old, and 7 are within limits",
     "a balance proof does not hold",
 )
+CLOSED = "the account is closed, and there is none to return to"
 STATES = {
     Class.PARKED: ("parked", "undelivered", None, None),
-    Class.DEAD_LETTER: (
-        "committed",
-        "dead",
-        "producer",
-        "the account is closed, and there is none to return to",
-    ),
+    Class.DEAD_LETTER: ("committed", "dead", "producer", CLOSED),
     Class.DELIVERED_UNCREDITED: ("committed", "consumed", "check", None),
     Class.DOUBLE_CREDIT: ("committed", "consumed", "producer", None),
     Class.AMOUNT_MISMATCH: ("committed", "consumed", "producer", None),
@@ -71,19 +57,16 @@ def digest(text):
     return hashlib.sha256(str(text).encode()).hexdigest()
 
 
+def sums(worth, sides):
+    """What was debited, returned, credited and ordered."""
+    names = {"debited": "D", "returned": "R", "credited": "C", "ordered": "O"}
+    return {name: worth * sides.count(side) for name, side in names.items()}
+
+
 def total(name, currency, count, worth, sides):
     at_risk = 0 if name.group == "agreed" else count * worth
-    return Total(
-        class_=name.value,
-        group=name.group,
-        currency=currency,
-        transfers=count,
-        debited=count * worth * sides.count("D"),
-        returned=count * worth * sides.count("R"),
-        credited=count * worth * sides.count("C"),
-        ordered=count * worth * sides.count("O"),
-        at_risk=at_risk,
-    )
+    moved = sums(count * worth, sides)
+    return Total(name.value, name.group, currency, count, **moved, at_risk=at_risk)
 
 
 def item(
@@ -93,34 +76,21 @@ def item(
     seen = digest(f"{name} {currency} {bucket} {at}")
     age_days, back = AGES[bucket]
     plain = {
-        "break_id": seen[:12],
-        "key": f"icbc/{int(seen[:9], 16)}",
-        "class": name.value,
-        "status": "new",
-        "amount": worth,
-        "currency": currency,
+        "break_id": seen[:12], "key": f"icbc/{int(seen[:9], 16)}", "class": name.value,
+        "status": "new", "amount": worth, "currency": currency,
         "holder": "both" if "CC" in sides else "transit",
         "payer": mask(f"6222020200{int(seen[10:18], 16):010d}"),
         "payee": mask(f"6217000130{int(seen[20:28], 16):010d}"),
         "debit_bank": "icbc" if "D" in sides else None,
         "credit_bank": "ccb" if "C" in sides else None,
-        "debited": worth * sides.count("D"),
-        "returned": worth * sides.count("R"),
-        "credited": worth * sides.count("C"),
-        "ordered": worth * sides.count("O"),
-        "messages": sides.count("O"),
-        "message_id": seen[:32].upper() if "O" in sides else None,
-        "message_state": state,
-        "delivery": delivery,
-        "decided_by": decided_by,
-        "reason": reason,
+        **sums(worth, sides), "messages": sides.count("O"),
+        "message_id": seen[:32].upper() if "O" in sides else None, "message_state": state,
+        "delivery": delivery, "decided_by": decided_by, "reason": reason,
         "first_ms": END_MS - back * 86_400_000 - 7_000_000 * (at + 1),
-        "first_seen": str(DAY - timedelta(days=back)),
-        "age_days": age_days,
-        "bucket": bucket,
+        "first_seen": str(DAY - timedelta(days=back)), "age_days": age_days, "bucket": bucket,
         "is_late": False,
         **dict.fromkeys(("was", "explained_by", "explanation", "id_doubt", "suggestion")),
-    }
+    }  # fmt: skip
     if name is Class.AMOUNT_MISMATCH:
         plain["credited"] = worth * 10
     if bucket != "0":
@@ -143,16 +113,7 @@ def proofs(*, broken=True):
         ("double-entry", "the rows of each booking add up to zero"),
     )
     held = [
-        Proof(
-            proof=name,
-            bank=bank,
-            account=None,
-            currency=currency,
-            holds=True,
-            about=about,
-            expected=worth,
-            found=worth,
-        )
+        Proof(name, bank, None, currency, worth, worth, True, about)
         for name, about in names
         for bank, currency, worth in (
             ("icbc", "CNY", 918_204_417_300),
@@ -161,16 +122,9 @@ def proofs(*, broken=True):
         )
     ]
     wrong = Proof(
-        proof="account-table",
-        bank="ccb",
-        account=mask("62170001300077120045"),
-        currency="CNY",
-        expected=12_450_000,
-        found=17_450_000,
-        holds=False,
-        is_open=True,
-        about="the table of accounts says another balance than the entries add up to",
-    )
+        "account-table", "ccb", mask("62170001300077120045"), "CNY", 12_450_000, 17_450_000, False,
+        "the table of accounts says another balance than the entries add up to", is_open=True,
+    )  # fmt: skip
     return (wrong, *held) if broken else tuple(held)
 
 
@@ -193,23 +147,15 @@ TREND = (
 
 
 def controls(currencies):
-    sums = dict.fromkeys(currencies, 0)
-    found = [
-        Control(
-            "icbc", "entries", 1_993_402, sums, 7_720_114_630_028_511_204, 88_120_001, 90_113_402
-        ),
-        Control(
-            "icbc",
-            "opening",
-            120_004,
-            dict.fromkeys(currencies, 918204417300),
-            1_044_720_931_122_004_113,
-        ),
-        Control("ccb", "entries", 1_980_116, sums, 330_471_900_441_270_019, 61_004_112, 62_984_227),
-        Control("log", "messages", 998_707, {}, 5_210_004_331_900_127_766),
-        Control("log", "failures", 14, {}, 88_120_447_193_004_410),
-    ]
-    return tuple(found)
+    nothing = dict.fromkeys(currencies, 0)
+    opening = dict.fromkeys(currencies, 918204417300)
+    return (
+        Control("icbc", "entries", 1_993_402, nothing, 7720114630028511204, 88_120_001, 90_113_402),
+        Control("icbc", "opening", 120_004, opening, 1044720931122004113),
+        Control("ccb", "entries", 1_980_116, nothing, 330471900441270019, 61_004_112, 62_984_227),
+        Control("log", "messages", 998_707, {}, 5210004331900127766),
+        Control("log", "failures", 14, {}, 88120447193004410),
+    )
 
 
 def busy(*, evidence=4, **more):
@@ -217,7 +163,7 @@ def busy(*, evidence=4, **more):
     totals = [total(name, cur, sum(ages), worth, sides) for name, cur, ages, worth, sides in BUSY]
     totals += [total(*value) for value in AGREED]
     aging = [
-        Aged(class_=name.value, bucket=bucket, currency=cur, transfers=count, at_risk=count * worth)
+        Aged(name.value, bucket, cur, count, count * worth)
         for name, cur, ages, worth, _ in BUSY
         for bucket, count in zip(AGES, ages, strict=True)
         if count
@@ -228,9 +174,7 @@ def busy(*, evidence=4, **more):
         for bucket, count in zip(reversed(AGES), reversed(ages), strict=True)
         for at in range(min(count, evidence))
     ]
-    kept = [
-        value for name in Class for value in [i for i in items if i["class"] == name][:evidence]
-    ]
+    kept = [row for name in Class for row in [i for i in items if i["class"] == name][:evidence]]
     return result(
         verdict="over limits",
         why=WHY,
@@ -287,28 +231,14 @@ def clean(**more):
 
 def result(**more):
     plain = {
-        "name": "icbc-ccb",
-        "business_date": str(DAY),
-        "rules_version": "12",
-        "rules_digest": digest("rules"),
-        "start_ms": START_MS,
-        "end_ms": END_MS,
-        "as_of_ms": END_MS,
-        "is_final": True,
-        "verdict": "clean",
-        "why": (),
-        "controls": controls(("CNY", "USD")),
-        "totals": (),
-        "aging": (),
-        "proofs": (),
-        "broken_proofs": 0,
-        "items": (),
-        "closed": 0,
-        "decisions": (),
-        "decided_by_hand": 0,
+        "name": "icbc-ccb", "business_date": str(DAY), "rules_version": "12",
+        "rules_digest": digest("rules"), "start_ms": START_MS, "end_ms": END_MS,
+        "as_of_ms": END_MS, "is_final": True, "verdict": "clean", "why": (),
+        "controls": controls(("CNY", "USD")), "totals": (), "aging": (), "proofs": (),
+        "broken_proofs": 0, "items": (), "closed": 0, "decisions": (), "decided_by_hand": 0,
         "digits": {"CNY": 2, "USD": 2},
         "contents": {name: digest(name) for name in ("items", "matches", "balances", "proofs")},
-    }
+    }  # fmt: skip
     return Result(**plain | more)
 
 
@@ -334,6 +264,11 @@ def run(result, **more):
         "previous_run_id": digest("before")[:16],
     }
     return Run(**plain | more)
+
+
+def with_result(made, **changes):
+    """The run with some of its result changed."""
+    return msgspec.structs.replace(made, result=msgspec.structs.replace(made.result, **changes))
 
 
 def signed(made, reviewer="Zhao Lei", **more):

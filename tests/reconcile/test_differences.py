@@ -5,6 +5,7 @@ from datetime import date
 import msgspec
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 from pyarrow import parquet
 
 from tests.reconcile import breaks
@@ -20,7 +21,6 @@ from txmq.reconcile.explanations import (
 )
 from txmq.reconcile.extract.manifest import Manifest
 from txmq.reconcile.rules import Limits, Money
-from txmq.reconcile.summary import Run
 from txmq.reconcile.tables import ITEMS, PROOFS
 from txmq.reconcile.verdict import Findings, judge
 
@@ -85,31 +85,26 @@ class Nights:
             decided_by_hand=0,
         )
         result = judge(found, self.rules, manifest, {}, self.people)
-        self.run = Run(
-            run_id=run_id, extract_id="e", result=result, result_digest=result.digest, trend=(),
-            stages=(), began_ms=0, ended_ms=1, txmq_version="", spark_version="",
-        )  # fmt: skip
+        self.run = replace(
+            breaks.run(self.day(night), run_id), result=result, result_digest=result.digest
+        )
         return result
 
     @staticmethod
     def day(night):
         return date.fromisoformat(DATES[night])
 
-    def differences(self):
+    def differences(self, **how):
         """The differences of the last judged night that nothing explains."""
-        return msgspec.convert(differences_in(self.home, self.run), list[Difference])
+        return msgspec.convert(differences_in(self.home, self.run, **how), list[Difference])
 
     def explain(self, *items):
-        rows = differences_in(self.home, self.run, is_complete=True)
-        differences = msgspec.convert(rows, list[Difference])
+        differences = self.differences(is_complete=True)
         self.people.add([Explanation.of(item, "Li", "a fee", 1, differences) for item in items])
 
     def explain_proofs(self, last):
-        day = self.run.result.business_date
-        said = "Wu", "edited by hand", 1, day, last
-        self.people.add(
-            [ProofExplanation.of(difference, *said) for difference in self.differences()]
-        )
+        said = "Wu", "edited by hand", 1, self.run.result.business_date, last
+        self.people.add([ProofExplanation.of(one, *said) for one in self.differences()])
 
 
 def totals(items):
@@ -159,7 +154,7 @@ def test_items_of_earlier_days_do_not_count_in_the_match_rate(nights):
 
 def test_each_reason_of_the_verdict_points_to_its_break_or_proof(tmp_path):
     strict = Limits(breaks=1, age_days=2)
-    nights = Nights(tmp_path, breaks.rules(money={"CNY": Money(materiality=50)}, limits=strict))
+    nights = Nights(tmp_path, replace(OPEN, limits=strict))
     old, great = item("icbc/1", age_days=3, amount=60), item("icbc/2", amount=90)
 
     result = nights.judge(0, [proof("clearing-total", 300)], [old, great])
@@ -181,11 +176,9 @@ def test_an_explained_break_explains_the_differences_of_its_transfer(nights):
     cleared = nights.judge(0, one_sided(), [known])
 
     assert (cleared.verdict, cleared.why, cleared.broken_proofs) == ("clean", (), 0)
-    for name, account in (
-        ("clearing", "icbc/1"), ("clearing", None), ("double-entry", "icbc/1"),
-        ("double-entry", None),
-    ):  # fmt: skip
-        assert shares(cleared, name, account) == (300, 300, 0, 0, False)
+    for name in ("clearing", "double-entry"):
+        for account in ("icbc/1", None):
+            assert shares(cleared, name, account) == (300, 300, 0, 0, False)
     assert nights.differences() == []
     assert nights.judge(1, one_sided(), [known]).verdict == "clean"
 
@@ -225,9 +218,8 @@ def test_an_open_break_or_another_transfer_explains_no_difference(nights):
 
     nights.judge(0, one_sided() + others, [explained(item("icbc/1"))])
 
-    assert {difference.proof for difference in nights.differences()} == {
-        "clearing", "account-table", "roll-forward"
-    }  # fmt: skip
+    left = {difference.proof for difference in nights.differences()}
+    assert left == {"clearing", "account-table", "roll-forward"}
 
 
 @pytest.mark.parametrize(
@@ -326,18 +318,14 @@ def test_an_unexplained_difference_below_the_limits_gives_within_limits(nights):
 
 
 def test_unexplained_differences_are_shown_first(tmp_path):
-    limits = msgspec.structs.replace(OPEN.limits, evidence=1)
-    nights = Nights(tmp_path, msgspec.structs.replace(OPEN, limits=limits))
+    limits = replace(OPEN.limits, evidence=1)
+    nights = Nights(tmp_path, replace(OPEN, limits=limits))
     nights.judge(0, EDITED[:2])
     nights.explain_proofs(DATES[0])
 
-    found = nights.judge(
-        0,
-        [
-            *(EDITED[0], proof("account-table", 60, "6222020200011113333", "icbc")),
-            proof("account-table", 5_060, None, "icbc"),
-        ],
-    )
+    small = proof("account-table", 60, "6222020200011113333", "icbc")
+    both = proof("account-table", 5_060, None, "icbc")
+    found = nights.judge(0, [EDITED[0], small, both])
 
     assert [row.account for row in found.proofs if row.account] == ["62…3333"]
     assert found.why == ("the proof account-table does not hold: it is off by 0.60 CNY",)

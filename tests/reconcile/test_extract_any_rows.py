@@ -55,10 +55,19 @@ def bank(request, postgres, tmp_path_factory):
     with book(request.param, postgres, tmp_path_factory.mktemp("any")) as found:
         found.kind = request.param
         found.journal([])
-        decimal = "NUMERIC(24, 4)" if found.kind == "postgresql" else "TEXT"
-        moment = "TIMESTAMPTZ" if found.kind == "postgresql" else "TEXT"
-        found.journal([], JOURNAL | {"amount": decimal, "booked": moment}, name="typed")
+        types = {"amount": "TEXT", "booked": "TEXT"}
+        if found.kind == "postgresql":
+            types = {"amount": "NUMERIC(24, 4)", "booked": "TIMESTAMPTZ"}
+        found.journal([], JOURNAL | types, name="typed")
         yield found
+
+
+def books_of(bank, rows, table="journal", **told):
+    """What the bank gives that has these rows."""
+    bank.run(f"DELETE FROM {table}")
+    bank.add(rows, name=table)
+    with tempfile.TemporaryDirectory() as folder:
+        return Books(rules_of(Path(folder), bank_of(bank, table=table, **told)))
 
 
 def fit(rows):
@@ -73,31 +82,21 @@ def fit(rows):
 def test_an_opening_sum_beyond_64_bits_is_refused(bank):
     row = {"id": 1, "transfer": None, "account": "a", "currency": "CNY", "kind": None}
     told = r"icbc/opening: the entries of account a add up to 9223372036854775808 CNY in minor"
-    bank.run("DELETE FROM journal")
-    bank.add(
-        [
-            row | {"amount": amount, "booked": START_MS - 1}
-            for amount in (31_923, (1 << 63) - 31_923)
-        ]
-    )
+    amounts = 31_923, (1 << 63) - 31_923
+    rows = [row | {"amount": amount, "booked": START_MS - 1} for amount in amounts]
 
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        pytest.raises(ReconcileRefused, match=told),
-    ):
-        Books(rules_of(Path(folder), bank_of(bank, kinds=KINDS)))
+    with pytest.raises(ReconcileRefused, match=told):
+        books_of(bank, rows, kinds=KINDS)
 
 
 def test_accounts_that_fit_in_64_bits_may_have_a_larger_total(bank):
     row = {"id": 1, "transfer": None, "currency": "CNY", "kind": None, "booked": START_MS - 1}
     amounts = {"a": LONG_MAX, "b": LONG_MAX, "c": -LONG_MAX}
-    bank.run("DELETE FROM journal")
-    bank.add([row | {"account": name, "amount": amount} for name, amount in amounts.items()])
-    bank.add([row | {"account": "c", "amount": amount} for amount in (LONG_MAX, LONG_MAX, -1)])
+    rows = [row | {"account": name, "amount": amount} for name, amount in amounts.items()]
+    rows += [row | {"account": "c", "amount": amount} for amount in (LONG_MAX, LONG_MAX, -1)]
 
-    with tempfile.TemporaryDirectory() as folder:
-        found = Books(rules_of(Path(folder), bank_of(bank, kinds=KINDS)))
-        sums = {row["account"]: row["amount"] for row in found.rows(table="opening")}
+    opening = books_of(bank, rows, kinds=KINDS).rows(table="opening")
+    sums = {row["account"]: row["amount"] for row in opening}
 
     assert sums == amounts | {"c": LONG_MAX - 1}
 
@@ -105,21 +104,14 @@ def test_accounts_that_fit_in_64_bits_may_have_a_larger_total(bank):
 @settings(max_examples=15)
 @given(rows=st.lists(ROW, max_size=20))
 def test_an_extract_has_the_rows_of_the_bank_unchanged(bank, rows):
-    bank.run("DELETE FROM journal")
-    if rows:
-        bank.add(rows)
-    told = bank_of(bank, kinds=KINDS, capital=["capital"], suspense=["it's", "\\'"])
-
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            found = Books(rules_of(Path(folder), told))
-        except ReconcileRefused as refused:
-            if fit(rows) or not re.search(BEYOND, str(refused)):
-                raise
-            return
-        entries, opening, later = (
-            found.rows(table=name) for name in ("entries", "opening", "later")
-        )
+    special = {"capital": ["capital"], "suspense": ["it's", "\\'"]}
+    try:
+        found = books_of(bank, rows, kinds=KINDS, **special)
+    except ReconcileRefused as refused:
+        if fit(rows) or not re.search(BEYOND, str(refused)):
+            raise
+        return
+    entries, opening, later = (found.rows(table=name) for name in ("entries", "opening", "later"))
 
     end = START_MS + 86_400_000
     assert entries == in_order(expected(row) for row in rows if START_MS <= row["booked"] < end)
@@ -144,26 +136,17 @@ def test_an_extract_has_the_rows_of_the_bank_unchanged(bank, rows):
     )
 )
 def test_decimals_and_moments_keep_all_their_digits(bank, rows):
-    bank.run("DELETE FROM typed")
-    given_rows = [
-        {
-            "amount": amount if bank.kind == "postgresql" else str(amount),
-            "booked": moment.replace(tzinfo=UTC)
-            if bank.kind == "postgresql"
-            else f"{moment.isoformat(sep=' ')}+00:00",
-        }
-        for amount, moment in rows
-    ]
-    if rows:
-        bank.add(given_rows, JOURNAL, name="typed")
-    told = bank_of(bank, table="typed", units="major", time="timestamptz")
+    given_rows = [{"amount": amount, "booked": at.replace(tzinfo=UTC)} for amount, at in rows]
+    if bank.kind == "sqlite":
+        given_rows = [
+            {"amount": str(amount), "booked": f"{at.isoformat(sep=' ')}+00:00"}
+            for amount, at in rows
+        ]
 
-    with tempfile.TemporaryDirectory() as folder:
-        found = Books(rules_of(Path(folder), told))
-        entries = found.rows()
+    found = books_of(bank, given_rows, "typed", units="major", time="timestamptz")
 
     epoch = datetime(1970, 1, 1, tzinfo=UTC)
-    assert [(entry["amount"], entry["booked_ms"]) for entry in entries] == [
+    assert [(entry["amount"], entry["booked_ms"]) for entry in found.rows()] == [
         (
             int(Decimal(amount) * 100),
             int((moment.replace(tzinfo=UTC) - epoch) / (epoch.resolution * 1000)),

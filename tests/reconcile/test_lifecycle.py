@@ -17,21 +17,14 @@ from txmq.reconcile.transfer import TransferRows
 
 MONDAY = date(2026, 11, 16)
 FRIDAY = date(2026, 11, 20)
+SAID = {"explained": [("icbc/1", "parked")]}
 
 
 def live(
-    today,
-    previous=(),
-    day=MONDAY,
-    *,
-    more=None,
-    explained=(),
-    agreed=None,
-    rules=None,
-    history=(),
+    today, before=None, day=MONDAY, *, more=None, explained=(), agreed=(), rules=None, history=()
 ):
     """Carry items over a day; returns the open items and the closed ones, by key."""
-    before = {item["key"]: item for item in previous}
+    before = before or {}
     notes = [breaks.explained(*item) for item in explained]
     life = BreakLife(rules or breaks.rules(), day, {note.break_id: note for note in notes})
     items, closed = {}, {}
@@ -40,7 +33,7 @@ def live(
         if key in today:
             facts = breaks.transfer(key, today[key]) | (more or {}).get(key, {})
         histories = [text for name, text in history if name == key]
-        was_agreed = key in (agreed or ()) or bool(histories)
+        was_agreed = key in agreed or bool(histories)
         left = TransferRows(key, item=before.get(key), was_agreed=was_agreed, histories=histories)
         item = life.item(facts, left)
         if item is not None:
@@ -49,30 +42,34 @@ def live(
     return items, closed
 
 
+def lives(*days):
+    """The item of one transfer on each day from Monday: its class, if there is news, and more."""
+    items, found = {}, []
+    for ago, (class_, more) in enumerate(days):
+        day = MONDAY + timedelta(days=ago)
+        items, closed = live({"icbc/1": class_} if class_ else {}, items, day, **more)
+        found.append((items | closed)["icbc/1"])
+    return found
+
+
 def test_a_break_has_the_same_id_on_every_day():
-    first, _ = live({"icbc/1": "dead-letter"})
-    then, _ = live({"icbc/1": "parked"}, first.values(), MONDAY + timedelta(days=1))
+    first, then = lives(("dead-letter", {}), ("parked", {}))
 
     told = hashlib.sha256(b"icbc-ccb\0icbc/1").hexdigest()[:16]
-    assert first["icbc/1"]["break_id"] == then["icbc/1"]["break_id"] == told
+    assert first["break_id"] == then["break_id"] == told
 
 
 def test_an_item_is_new_then_open_then_changed_then_closed():
-    days = [MONDAY + timedelta(days=index) for index in range(4)]
-    first, _ = live({"icbc/1": "in-flight"}, day=days[0])
-    second, _ = live({"icbc/1": "in-flight"}, first.values(), days[1])
-    third, _ = live({"icbc/1": "dead-letter"}, second.values(), days[2])
-    fourth, closed = live({"icbc/1": "matched"}, third.values(), days[3])
+    classes = ["in-flight", "in-flight", "dead-letter", "matched"]
+    found = lives(*((class_, {}) for class_ in classes))
 
-    assert [row["icbc/1"]["status"] for row in (first, second, third)] == [
-        "new",
-        "open",
-        "changed",
+    assert [(item["class"], item["group"], item["status"]) for item in found] == [
+        ("in-flight", "open", "new"),
+        ("in-flight", "open", "open"),
+        ("dead-letter", "break", "changed"),
+        ("matched", "agreed", "closed"),
     ]
-    assert [row["icbc/1"]["group"] for row in (first, second, third)] == ["open", "open", "break"]
-    assert fourth == {}
-    item = closed["icbc/1"]
-    assert (item["class"], item["group"], item["status"]) == ("matched", "agreed", "closed")
+    item = found[-1]
     assert (item["first_seen"], item["age_days"], item["bucket"]) == ("2026-11-16", 3, "2-3")
     assert item["history"].split(",") == [
         "2026-11-16 in-flight new",
@@ -82,44 +79,38 @@ def test_an_item_is_new_then_open_then_changed_then_closed():
 
 
 def test_an_agreed_transfer_that_was_no_item_does_not_become_one():
-    items, closed = live({"icbc/1": "matched", "icbc/2": "parked"})
-    assert (set(items), closed) == ({"icbc/2"}, {})
-
-    items, closed = live({"icbc/1": "matched", "icbc/2": "parked"}, items.values())
-    assert (set(items), closed) == ({"icbc/2"}, {})
+    items = {}
+    for _ in range(2):
+        items, closed = live({"icbc/1": "matched", "icbc/2": "parked"}, items)
+        assert (set(items), closed) == ({"icbc/2"}, {})
 
 
 def test_an_item_without_news_stays_open_and_grows_older():
     first, _ = live({"icbc/1": "in-flight", "icbc/2": "parked"})
-    then, closed = live({"icbc/2": "parked"}, first.values(), MONDAY + timedelta(days=2))
+    then, closed = live({"icbc/2": "parked"}, first, MONDAY + timedelta(days=2))
 
-    was, now = first["icbc/1"], then["icbc/1"]
-    assert now == was | {"status": "open", "age_days": 2, "bucket": "2-3"}
+    grown = {"status": "open", "age_days": 2, "bucket": "2-3"}
+    assert then["icbc/1"] == first["icbc/1"] | grown
     assert closed == {}
 
 
 def test_an_explanation_holds_while_the_class_is_the_same():
-    days = [MONDAY + timedelta(days=index) for index in range(4)]
-    first, _ = live({"icbc/1": "amount-mismatch"}, day=days[0])
-    said = [("icbc/1", "amount-mismatch")]
-
-    second, _ = live({"icbc/1": "amount-mismatch"}, first.values(), days[1], explained=said)
-    item = second["icbc/1"]
-    assert (item["class"], item["was"], item["group"]) == ("explained", "amount-mismatch", "open")
-    assert (item["status"], item["explained_by"], item["explanation"]) == (
-        "explained",
-        "ann",
-        "a fee",
+    said = {"explained": [("icbc/1", "amount-mismatch")]}
+    classes = ["amount-mismatch", "amount-mismatch", "double-credit"]
+    _, second, third, fourth = lives(
+        ("amount-mismatch", {}), *((class_, said) for class_ in classes)
     )
 
-    third, _ = live({"icbc/1": "amount-mismatch"}, second.values(), days[2], explained=said)
-    assert third["icbc/1"]["history"] == item["history"]
-
-    fourth, _ = live({"icbc/1": "double-credit"}, third.values(), days[3], explained=said)
-    item = fourth["icbc/1"]
-    assert (item["class"], item["was"], item["group"]) == ("double-credit", None, "break")
-    assert (item["status"], item["explained_by"]) == ("changed", None)
-    assert [word.split()[1:] for word in item["history"].split(",")] == [
+    assert (second["class"], second["was"], second["group"]) == (
+        "explained", "amount-mismatch", "open",
+    )  # fmt: skip
+    assert (second["status"], second["explained_by"], second["explanation"]) == (
+        "explained", "ann", "a fee",
+    )  # fmt: skip
+    assert third["history"] == second["history"]
+    assert (fourth["class"], fourth["was"], fourth["group"]) == ("double-credit", None, "break")
+    assert (fourth["status"], fourth["explained_by"]) == ("changed", None)
+    assert [word.split()[1:] for word in fourth["history"].split(",")] == [
         ["amount-mismatch", "new"],
         ["amount-mismatch", "explained"],
         ["double-credit", "changed"],
@@ -135,98 +126,72 @@ MORE = {
 
 
 def test_an_explanation_ends_if_any_figure_of_the_item_changes():
-    said = [(f"icbc/{figure}", "double-credit") for figure in (*MORE, "quiet")]
-    plain = dict(said)
+    plain = {f"icbc/{figure}": "double-credit" for figure in (*MORE, "quiet")}
+    said = list(plain.items())
     first, _ = live(plain)
-    second, _ = live(plain, first.values(), explained=said)
+    second, _ = live(plain, first, explained=said)
     assert {row["status"] for row in second.values()} == {"explained"}
 
     more = {f"icbc/{name}": {name: value} for name, value in MORE.items()}
     # A different state of delivery does not make it another break.
     more["icbc/quiet"] = {"delivery": "dead", "is_late": True, "reason": "so"}
-    third, _ = live(plain, second.values(), FRIDAY, explained=said, more=more)
+    third, _ = live(plain, second, FRIDAY, explained=said, more=more)
 
-    quiet = third.pop("icbc/quiet")
-    assert (quiet["status"], quiet["history"]) == (
-        "explained",
-        second["icbc/quiet"]["history"],
-    )
+    quiet, was = third.pop("icbc/quiet"), second["icbc/quiet"]
+    assert (quiet["status"], quiet["history"]) == ("explained", was["history"])
     assert set(MORE) == set(FIGURES)
     assert set(third) == set(more) - {"icbc/quiet"}
     for row in third.values():
         assert (row["class"], row["was"], row["group"]) == ("double-credit", None, "break")
-        assert (row["status"], row["explained_by"], row["explanation"]) == (
-            "changed",
-            None,
-            None,
-        )
+        assert (row["status"], row["explained_by"], row["explanation"]) == ("changed", None, None)
         assert row["history"].endswith(f",{FRIDAY} double-credit changed")
 
 
 def test_a_new_explanation_covers_the_changed_figures():
-    first, _ = live({"icbc/1": "parked"})
-    said = [("icbc/1", "parked")]
-    second, _ = live({"icbc/1": "parked"}, first.values(), explained=said)
-    more = {"icbc/1": {"ordered": 7}}
-    said = [("icbc/1", "parked", {"ordered": 7})]
-    third, _ = live({"icbc/1": "parked"}, second.values(), FRIDAY, explained=said, more=more)
+    again = {"explained": [("icbc/1", "parked", {"ordered": 7})]}
+    again |= {"more": {"icbc/1": {"ordered": 7}}}
+    _, second, third = lives(("parked", {}), ("parked", SAID), ("parked", again))
 
-    item = third["icbc/1"]
-    assert (item["status"], item["was"]) == ("explained", "parked")
-    assert item["history"] == f"{second['icbc/1']['history']},{FRIDAY} parked explained"
+    assert (third["status"], third["was"]) == ("explained", "parked")
+    assert third["history"] == f"{second['history']},2026-11-18 parked explained"
 
 
 def test_an_item_of_the_same_class_with_new_figures_has_changed():
-    first, _ = live({"icbc/1": "double-credit"})
-    more = {"icbc/1": {"credits": 3}}
-    then, _ = live({"icbc/1": "double-credit"}, first.values(), FRIDAY, more=more)
-    last, _ = live({"icbc/1": "double-credit"}, then.values(), FRIDAY, more=more)
+    more = {"more": {"icbc/1": {"credits": 3}}}
+    _, then, last = lives(("double-credit", {}), ("double-credit", more), ("double-credit", more))
 
-    assert then["icbc/1"]["status"] == "changed"
-    assert then["icbc/1"]["history"].endswith(f",{FRIDAY} double-credit changed")
-    assert last["icbc/1"] == then["icbc/1"] | {"status": "open"}
+    assert then["status"] == "changed"
+    assert then["history"].endswith(",2026-11-17 double-credit changed")
+    assert last == then | {"status": "open", "age_days": 2, "bucket": "2-3"}
 
 
 def test_a_withdrawn_explanation_leaves_an_open_break():
-    first, _ = live({"icbc/1": "parked"})
-    said = [("icbc/1", "parked")]
-    second, _ = live({"icbc/1": "parked"}, first.values(), MONDAY, explained=said)
-    third, _ = live({"icbc/1": "parked"}, second.values(), MONDAY + timedelta(days=1))
+    *_, item = lives(("parked", {}), ("parked", SAID), ("parked", {}))
 
-    item = third["icbc/1"]
     assert (item["class"], item["was"], item["status"]) == ("parked", None, "open")
-    assert item["history"].endswith("2026-11-17 parked open")
+    assert item["history"].endswith("2026-11-18 parked open")
 
 
 def test_an_explained_break_is_closed_once_it_is_agreed():
-    first, _ = live({"icbc/1": "parked"})
-    said = [("icbc/1", "parked")]
-    second, _ = live({"icbc/1": "parked"}, first.values(), explained=said)
-    items, closed = live({"icbc/1": "matched"}, second.values(), explained=said)
+    *_, item = lives(("parked", {}), ("parked", SAID), ("matched", SAID))
 
-    assert items == {}
-    assert (closed["icbc/1"]["status"], closed["icbc/1"]["explained_by"]) == ("closed", None)
+    assert (item["status"], item["explained_by"]) == ("closed", None)
 
 
 def test_an_explained_item_without_news_stays_explained():
-    first, _ = live({"icbc/1": "parked"})
-    said = [("icbc/1", "parked")]
-    second, _ = live({"icbc/1": "parked"}, first.values(), explained=said)
-    third, _ = live({}, second.values(), explained=said)
-    fourth, _ = live({}, second.values())
+    _, second, third = lives(("parked", {}), ("parked", SAID), (None, SAID))
+    *_, withdrawn = lives(("parked", {}), ("parked", SAID), (None, {}))
 
-    assert third == second
-    assert (fourth["icbc/1"]["class"], fourth["icbc/1"]["group"]) == ("parked", "break")
+    assert third == second | {"age_days": 2, "bucket": "2-3"}
+    assert (withdrawn["class"], withdrawn["group"]) == ("parked", "break")
 
 
 def test_a_break_that_was_agreed_before_is_reopened_and_not_new():
-    items, _ = live({"icbc/1": "double-credit", "icbc/2": "parked"}, agreed=["icbc/1", "icbc/1"])
-    assert {key: item["status"] for key, item in items.items()} == {
-        "icbc/1": "reopened",
-        "icbc/2": "new",
-    }
+    items, _ = live({"icbc/1": "double-credit", "icbc/2": "parked"}, agreed=["icbc/1"])
+    told = {key: item["status"] for key, item in items.items()}
+    assert told == {"icbc/1": "reopened", "icbc/2": "new"}
 
-    then, _ = live({"icbc/1": "double-credit"}, items.values(), agreed=["icbc/1"])
+    then, _ = live({"icbc/1": "double-credit"}, items, agreed=["icbc/1"])
     assert then["icbc/1"]["status"] == "open"
 
 
@@ -234,19 +199,17 @@ def test_a_closed_item_is_reopened_with_its_history():
     early = "2026-11-09 parked new,2026-11-10 matched closed 9"
     told = "2026-11-12 parked new,2026-11-13 matched closed 5"
     again = [("icbc/1", early), ("icbc/1", told), ("icbc/2", early)]
-    items, _ = live({"icbc/1": "parked"}, agreed=["icbc/1"], history=again)
+    (item,) = lives(("parked", {"history": again}))
 
-    item = items["icbc/1"]
     assert item["history"] == f"{told},2026-11-16 parked reopened"
     assert (item["first_seen"], item["age_days"]) == ("2026-11-16", 0)
 
 
 def test_a_long_history_keeps_its_beginning_and_its_end():
     first, _ = live({"icbc/1": "parked"})
-    item = first["icbc/1"]
-    item["history"] = ",".join(f"day-{index} parked open" for index in range(HISTORY))
+    first["icbc/1"]["history"] = ",".join(f"day-{index} parked open" for index in range(HISTORY))
 
-    then, _ = live({"icbc/1": "dead-letter"}, [item])
+    then, _ = live({"icbc/1": "dead-letter"}, first)
     told = then["icbc/1"]["history"].split(",")
     assert (len(told), told[0], told[1]) == (HISTORY, "day-0 parked open", "day-2 parked open")
     assert told[-1] == "2026-11-16 dead-letter changed"
@@ -266,33 +229,27 @@ DATES = st.dates(date(2025, 1, 1), date(2027, 12, 31))
 def test_ages_follow_the_business_calendar(weekend, holidays, firsts, today):
     day = Day(weekend=weekend, holidays=holidays)
     rules = breaks.rules(day=day)
-    previous, _ = live({f"icbc/{index}": "parked" for index in range(len(firsts))}, rules=rules)
-    for first_, first in enumerate(firsts):
-        previous[f"icbc/{first_}"]["first_seen"] = first.isoformat()
+    seen_on = {f"icbc/{index}": first for index, first in enumerate(firsts)}
+    before, _ = live(dict.fromkeys(seen_on, "parked"), rules=rules)
+    for key, first in seen_on.items():
+        before[key]["first_seen"] = first.isoformat()
 
-    items, _ = live({"icbc/new": "parked"}, previous.values(), today, rules=rules)
+    items, _ = live({"icbc/new": "parked"}, before, today, rules=rules)
 
-    for first_, first in enumerate(firsts):
-        item = items[f"icbc/{first_}"]
-        assert item["age_days"] == day.age(first, today)
-        assert item["bucket"] == bucket(item["age_days"])
+    for key, first in seen_on.items():
+        age = day.age(first, today)
+        assert items[key]["age_days"] == age
+        assert items[key]["bucket"] == BUCKETS[sum(age > most for most in (0, 1, 3, 7))]
     assert items["icbc/new"]["age_days"] == 0
-
-
-def bucket(age):
-    return BUCKETS[sum(age > most for most in (0, 1, 3, 7))]
 
 
 def test_weekends_and_holidays_do_not_age_an_item():
     rules = breaks.rules(day=Day(holidays=frozenset({date(2026, 11, 23)})))
     first, _ = live({"icbc/1": "parked"}, day=FRIDAY, rules=rules)
-    ages = []
-    for index in range(1, 5):
-        day = FRIDAY + timedelta(days=index)
-        then, _ = live({"icbc/1": "parked"}, first.values(), day, rules=rules)
-        ages.append(then["icbc/1"]["age_days"])
+    days = [FRIDAY + timedelta(days=index) for index in range(1, 5)]
+    later = [live({"icbc/1": "parked"}, first, day, rules=rules)[0] for day in days]
 
-    assert ages == [0, 0, 0, 1]
+    assert [items["icbc/1"]["age_days"] for items in later] == [0, 0, 0, 1]
 
 
 class Model:
@@ -352,7 +309,7 @@ def test_the_life_of_any_item_matches_the_model(days):
         told = [(key, class_, {"credits": number}) for key, (class_, number) in said.items()]
         more = {key: {"credits": number} for key, number in paid.items()}
         again = {"agreed": sorted(model.agreed), "history": tuple(gone)}
-        items, closed = live(classes, items.values(), day, explained=told, more=more, **again)
+        items, closed = live(classes, items, day, explained=told, more=more, **again)
         gone += [(key, item["history"]) for key, item in closed.items()]
         expected = model.live(day.isoformat(), classes, paid, said)
 
@@ -387,7 +344,7 @@ def test_rerunning_days_gives_the_same_items_with_the_same_ids():
     def run(days, items):
         results = []
         for day, classes in days:
-            carried = live(classes, items.values(), day)
+            carried = live(classes, items, day)
             results.append(carried)
             items = carried[0]
         return results

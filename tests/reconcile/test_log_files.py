@@ -20,7 +20,7 @@ from txmq.runtime.disk import LocalDisk
 
 ROOM = Sizes(segment_size=64 << 20)
 """All in one file, and decisions lie in that of their half messages."""
-
+SMALL = Sizes(segment_size=2000)
 COUNT = 40
 
 
@@ -49,8 +49,31 @@ def fill(shelf, count=COUNT, first=0):
         shelf.flush()
 
 
+@pytest.fixture
+def in_files(open_shelf, data):
+    """A log in five files."""
+    shelf = open_shelf(SMALL)
+    fill(shelf)
+    assert len(files(data)) == 5
+    return shelf
+
+
+@pytest.fixture
+def in_a_file(open_shelf):
+    """The same in one file."""
+    shelf = open_shelf(ROOM)
+    fill(shelf)
+    return shelf
+
+
 def files(data):
     return sorted((data / "log").iterdir())
+
+
+def is_refused(text, *what, **how):
+    with pytest.raises(ReconcileRefused, match=text):
+        Taken(*what, **how)
+    return True
 
 
 def keys(taken):
@@ -63,10 +86,7 @@ def flip(path, at):
     path.write_bytes(content)
 
 
-def test_a_log_of_several_files_is_read_completely(data, tmp_path, open_shelf):
-    fill(open_shelf(Sizes(segment_size=2000)))
-    assert len(files(data)) == 5
-
+def test_a_log_of_several_files_is_read_completely(data, in_files):
     taken = Taken(data)
 
     assert keys(taken) == list(range(COUNT))
@@ -76,9 +96,7 @@ def test_a_log_of_several_files_is_read_completely(data, tmp_path, open_shelf):
     ]
 
 
-def test_a_log_from_before_spans_had_epochs_is_read_like_any_other(data, tmp_path, open_shelf):
-    shelf = open_shelf(Sizes(segment_size=2000))
-    fill(shelf)
+def test_a_log_from_before_spans_had_epochs_is_read_like_any_other(data, in_files):
     new = Taken(data)
     for path in files(data)[:-1]:
         path.write_bytes(in_old_form(path.read_bytes(), int(path.stem)))
@@ -88,8 +106,7 @@ def test_a_log_from_before_spans_had_epochs_is_read_like_any_other(data, tmp_pat
     assert old.messages == new.messages
 
 
-def test_files_from_before_the_day_are_not_read(data, tmp_path, open_shelf):
-    fill(open_shelf(Sizes(segment_size=2000)))
+def test_files_from_before_the_day_are_not_read(data, in_files):
     before = files(data)[2]
     flip(before, 108)  # This file is not read.
     window = DayWindow(START_MS + 30, START_MS + 35)
@@ -97,21 +114,19 @@ def test_files_from_before_the_day_are_not_read(data, tmp_path, open_shelf):
     taken = Taken(data, window)
 
     assert keys(taken) == list(range(30, 35))
-    with pytest.raises(ReconcileRefused, match=f"{before.name} is damaged at position"):
-        Taken(data)
+    assert is_refused(f"{before.name} is damaged at position", data)
 
 
-def test_a_day_that_begins_before_the_log_is_refused(data, tmp_path, open_shelf):
-    shelf = open_shelf(Sizes(segment_size=2000))
-    fill(shelf)
-    shelf.checkpoint()
-    shelf.drop_first_file()
+def test_a_day_that_begins_before_the_log_is_refused(data, in_files):
+    in_files.checkpoint()
+    in_files.drop_first_file()
     first_ms = next(read_log(data)).stored_ms
 
-    with pytest.raises(
-        ReconcileRefused, match="begins too late: records of the day before position"
-    ):
-        Taken(data, DayWindow(first_ms, first_ms + 5))
+    assert is_refused(
+        "begins too late: records of the day before position",
+        data,
+        DayWindow(first_ms, first_ms + 5),
+    )
     taken = Taken(data, DayWindow(first_ms + 1, first_ms + 5))
     assert len(taken.messages) == 4
 
@@ -131,13 +146,11 @@ def test_a_file_may_begin_with_an_accepted_loss(data):
         pass
 
 
-def test_an_open_file_is_read_even_after_it_is_deleted(data, open_shelf):
-    shelf = open_shelf(Sizes(segment_size=2000))
-    fill(shelf)
-    shelf.checkpoint()
+def test_an_open_file_is_read_even_after_it_is_deleted(data, in_files):
+    in_files.checkpoint()
     with open_log(data, START_MS + 1) as log:
         oldest = log.opened[0]
-        shelf.drop_first_file()
+        in_files.drop_first_file()
         assert not oldest.file.path.exists()
 
         found = list(log.records())
@@ -145,8 +158,7 @@ def test_an_open_file_is_read_even_after_it_is_deleted(data, open_shelf):
     assert len(found) == COUNT
 
 
-def test_records_of_a_file_deleted_during_the_run_are_taken(data, open_shelf, monkeypatch):
-    fill(open_shelf(Sizes(segment_size=2000)))
+def test_records_of_a_file_deleted_during_the_run_are_taken(data, in_files, monkeypatch):
     delete_when_opened(monkeypatch, files(data)[0])
 
     taken = Taken(data)
@@ -154,38 +166,29 @@ def test_records_of_a_file_deleted_during_the_run_are_taken(data, open_shelf, mo
     assert keys(taken) == list(range(COUNT))
 
 
-def test_a_file_that_is_deleted_before_its_task_begins_is_named(data, open_shelf, monkeypatch):
-    fill(open_shelf(Sizes(segment_size=2000)))
+def test_a_file_that_is_deleted_before_its_task_begins_is_named(data, in_files, monkeypatch):
     oldest = files(data)[0]
     delete_when_opened(monkeypatch, oldest)
 
-    with pytest.raises(ReconcileRefused, match=f"{oldest.name} was deleted by the broker before"):
-        Taken(data, stretch_bytes=900)
+    assert is_refused(f"{oldest.name} was deleted by the broker before", data, stretch_bytes=900)
 
 
 def test_a_directory_without_a_log_is_refused(tmp_path):
-    with pytest.raises(ReconcileRefused, match="is not a broker's directory: it has no folder log"):
-        Taken(tmp_path)
+    assert is_refused("is not a broker's directory: it has no folder log", tmp_path)
 
 
-def test_a_missing_file_in_the_middle_of_the_log_is_refused(data, tmp_path, open_shelf):
-    fill(open_shelf(Sizes(segment_size=2000)))
+def test_a_missing_file_in_the_middle_of_the_log_is_refused(data, in_files):
     gone = files(data)[3]
     gone.unlink()
 
-    with pytest.raises(
-        ReconcileRefused, match=f"the log continues at .*{int(files(data)[3].stem)}"
-    ):
-        Taken(data)
+    assert is_refused(f"the log continues at .*{int(files(data)[3].stem)}", data)
 
 
 @pytest.mark.parametrize("left", [1, HEAD_BYTES - 1, HEAD_BYTES, HEAD_BYTES + 7, -1])
-def test_an_incomplete_last_span_is_left_out_until_it_is_whole(data, tmp_path, open_shelf, left):
-    shelf = open_shelf(ROOM)
-    fill(shelf)
+def test_an_incomplete_last_span_is_left_out_until_it_is_whole(data, in_a_file, left):
     (file,) = files(data)
     end = file.stat().st_size
-    fill(shelf, 1, COUNT)
+    fill(in_a_file, 1, COUNT)
     content = file.read_bytes()
     cut = end + left if left > 0 else len(content) - 1
     file.write_bytes(content[:cut])
@@ -201,32 +204,26 @@ def test_an_incomplete_last_span_is_left_out_until_it_is_whole(data, tmp_path, o
 
 
 @pytest.mark.parametrize("at", [3, 7, 20, HEAD_BYTES - 1, HEAD_BYTES, HEAD_BYTES + 60, 150])
-def test_a_flipped_bit_is_refused_with_its_position(data, tmp_path, open_shelf, at):
-    fill(open_shelf(ROOM))
+def test_a_flipped_bit_is_refused_with_its_position(data, in_a_file, at):
     (file,) = files(data)
     bad = list(read_log(data))[10].position - HEAD_BYTES
     flip(file, bad + at)
 
-    with pytest.raises(ReconcileRefused, match=f"{file.name} is damaged at position {bad}: "):
-        Taken(data)
-    with pytest.raises(ReconcileRefused, match=f"{file.name} is damaged at position {bad}: "):
+    told = f"{file.name} is damaged at position {bad}: "
+    assert is_refused(told, data)
+    with pytest.raises(ReconcileRefused, match=told):
         list(read_log(data))
 
 
-def test_damage_at_the_end_of_an_inner_file_is_no_torn_tail(data, tmp_path, open_shelf):
-    fill(open_shelf(Sizes(segment_size=2000)))
+def test_damage_at_the_end_of_an_inner_file_is_no_torn_tail(data, in_files):
     second = files(data)[1]
     flip(second, second.stat().st_size - 1)
 
-    with pytest.raises(
-        ReconcileRefused, match=f"{second.name} is damaged at .*the log continues at"
-    ):
-        Taken(data)
+    assert is_refused(f"{second.name} is damaged at .*the log continues at", data)
 
 
-def test_an_empty_new_file_is_ignored(data, tmp_path, open_shelf):
+def test_an_empty_new_file_is_ignored(data, in_a_file):
     """A write failed there, but reached the previous file after all."""
-    fill(open_shelf(ROOM))
     (file,) = files(data)
     between = list(read_log(data))[20].position - HEAD_BYTES
     (data / "log" / f"{name_of(between)}.log").touch()
@@ -234,13 +231,11 @@ def test_an_empty_new_file_is_ignored(data, tmp_path, open_shelf):
     assert keys(Taken(data)) == list(range(COUNT))
 
 
-def test_an_unreadable_offsets_file_is_refused(data, tmp_path, open_shelf):
-    fill(open_shelf(ROOM))
+def test_an_unreadable_offsets_file_is_refused(data, in_a_file):
     (data / "config").mkdir()
     (data / "config/offsets.json").write_text('{"offsetTable": {"T@g": {"0"')
 
-    with pytest.raises(ReconcileRefused, match=r"offsets\.json cannot be read"):
-        Taken(data)
+    assert is_refused(r"offsets\.json cannot be read", data)
 
 
 def save_names(data, *topics, groups=("ccb",)):
@@ -254,22 +249,19 @@ def save_names(data, *topics, groups=("ccb",)):
         path.write_bytes(pack(path.name, "", json.dumps(table).encode()))
 
 
-def test_an_unknown_topic_or_group_of_the_log_is_refused(data, tmp_path, open_shelf):
-    fill(open_shelf(ROOM))
+def test_an_unknown_topic_or_group_of_the_log_is_refused(data, in_a_file):
     save_names(data, "Transfers", "Other")
     assert keys(Taken(data)) == list(range(COUNT))
 
     save_names(data, "Transfer", "Other")
-    with pytest.raises(ReconcileRefused, match="no topic 'Transfers'; did you mean Transfer"):
-        Taken(data)
+    assert is_refused("no topic 'Transfers'; did you mean Transfer", data)
     save_names(data, "Transfers", groups=("ccc",))
-    with pytest.raises(ReconcileRefused, match="no group 'ccb'; did you mean ccc"):
-        Taken(data)
+    assert is_refused("no group 'ccb'; did you mean ccc", data)
     save_names(data, "Transfers", "%RETRY%ccb", groups=())
     assert keys(Taken(data)) == list(range(COUNT))
 
 
-def test_a_long_id_is_kept_whole(data, tmp_path, open_shelf):
+def test_a_long_id_is_kept_whole(data, open_shelf):
     shelf = open_shelf(ROOM)
     shelf.put(order("x" * 300), "Transfers", unique="u" * 2_000)
     shelf.flush()
@@ -281,8 +273,8 @@ def test_a_long_id_is_kept_whole(data, tmp_path, open_shelf):
     assert message["problem"] is None
 
 
-def test_a_half_message_from_before_the_day_is_read_from_its_own_file(data, tmp_path, open_shelf):
-    shelf = open_shelf(Sizes(segment_size=2000))
+def test_a_half_message_from_before_the_day_is_read_from_its_own_file(data, open_shelf):
+    shelf = open_shelf(SMALL)
     for key in "123":
         shelf.prepare(order(key), "Transfers", unique=key, keys=key)
         shelf.flush()
@@ -313,15 +305,13 @@ def test_a_half_message_from_before_the_day_is_read_from_its_own_file(data, tmp_
     assert less.message("1")["stored_ms"] == start - 1
 
 
-def test_a_body_that_looks_like_a_span_is_not_taken_for_one(data, tmp_path, open_shelf):
+def test_a_body_that_looks_like_a_span_is_not_taken_for_one(data, in_a_file):
     """Anybody may send one. Taken for a span, it would spoil how the bytes around it are read."""
-    shelf = open_shelf(ROOM)
-    fill(shelf)
-    at = shelf.store.log.next_position + 88
+    at = in_a_file.store.log.next_position + 88
     forged = head(LOG, at, 0, b"x" * 50, 0) + b"x" * 50
-    shelf.put(forged, "Transfers", unique="forged")
-    shelf.flush()
-    fill(shelf, COUNT, COUNT)
+    in_a_file.put(forged, "Transfers", unique="forged")
+    in_a_file.flush()
+    fill(in_a_file, COUNT, COUNT)
     with open_log(data) as log:
         assert next(log.stretches(at - 20)).end > at
 
@@ -333,14 +323,12 @@ def test_a_body_that_looks_like_a_span_is_not_taken_for_one(data, tmp_path, open
     assert len(cut.messages) == 2 * COUNT + 1
 
 
-def test_a_torn_body_that_contains_a_span_is_not_damage(data, tmp_path, open_shelf):
-    shelf = open_shelf(ROOM)
-    fill(shelf)
+def test_a_torn_body_that_contains_a_span_is_not_damage(data, in_a_file):
     (file,) = files(data)
-    end, at = file.stat().st_size, shelf.store.log.next_position + 88
+    end, at = file.stat().st_size, in_a_file.store.log.next_position + 88
     forged = head(LOG, at, end, b"x", 0)
-    shelf.put(forged + b"x" * 1000, "Transfers", unique="forged")
-    shelf.flush()
+    in_a_file.put(forged + b"x" * 1000, "Transfers", unique="forged")
+    in_a_file.flush()
     file.write_bytes(file.read_bytes()[:-10])
 
     taken = Taken(data)
@@ -349,9 +337,8 @@ def test_a_torn_body_that_contains_a_span_is_not_damage(data, tmp_path, open_she
     assert taken.log.watermark == end
 
 
-def test_an_older_copy_of_a_file_is_refused(data, open_shelf):
+def test_an_older_copy_of_a_file_is_refused(data, in_a_file):
     """A worker may have one; its end is not the end of the log."""
-    fill(open_shelf(ROOM))
     with open_log(data) as log:
         file = log.opened[-1].file
     with file.open():

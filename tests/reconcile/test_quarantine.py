@@ -20,7 +20,6 @@ from tests.reconcile.extracts import (
 from tests.reconcile.frames import session
 from tests.reconcile.test_extract_files import (
     MT,
-    MT940,
     WHOLE,
     balance_xml,
     csv_of,
@@ -30,6 +29,7 @@ from tests.reconcile.test_extract_files import (
     lines_of,
     statement_of,
     statement_xml,
+    swift_of,
 )
 from txmq.errors import ReconcileRefused
 from txmq.reconcile.core import ReconciledDay
@@ -247,9 +247,8 @@ def test_an_entry_without_an_amount_is_set_aside_and_its_page_need_not_add_up(
 )
 def test_an_entry_of_a_swift_statement_that_cannot_be_read_is_set_aside(tmp_path, old, new):
     assert old in MT
-    rules = statement_of(tmp_path, MT.replace(old, new), MT940, "ccb-2024-11-20.sta", "latin-1")
 
-    books = Books(limited(rules, 1))
+    books = Books(limited(swift_of(tmp_path, MT.replace(old, new)), 1))
 
     ((place, reason),) = books.set_aside()
     assert place == "file ccb-2024-11-20.sta, line 6"

@@ -4,8 +4,8 @@ import sqlite3
 from contextlib import closing
 from datetime import date
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 from sqlalchemy import create_engine, inspect, select, text
 
 from tests.reconcile import breaks
@@ -39,9 +39,15 @@ def schema(url):
 
 
 @pytest.fixture
-def rows(url):
+def engine(url):
+    opened = create_engine(url)
+    yield opened
+    opened.dispose()
+
+
+@pytest.fixture
+def rows(engine):
     """Reads the rows of a table."""
-    engine = create_engine(url)
 
     def rows(table, *columns):
         chosen = [table.c[column] for column in columns] or [table]
@@ -49,13 +55,7 @@ def rows(url):
             found = connection.execute(select(*chosen).order_by(*table.primary_key.columns))
             return [tuple(item) for item in found]
 
-    yield rows
-    engine.dispose()
-
-
-def items(count):
-    classes = {f"icbc/{index}": "parked" for index in range(count)}
-    return iter(breaks.items(classes, DAY).to_pylist())
+    return rows
 
 
 def row(number, **changes):
@@ -74,10 +74,11 @@ def test_a_run_is_written_with_its_items_proofs_and_totals(schema, rows):
         first_seen="2026-11-19", is_open=True, by_items=1, by_person=1, explained_by="Ann",
         explanation="a fee", until="2026-11-30",
     )  # fmt: skip
-    result = msgspec.structs.replace(plain.result, proofs=(proof,), why=("two", "sentences"))
-    run = msgspec.structs.replace(plain, result=result, result_digest=result.digest)
+    result = replace(plain.result, proofs=(proof,), why=("two", "sentences"))
+    run = replace(plain, result=result, result_digest=result.digest)
 
-    schema.write(run, items(3))
+    keys = ["icbc/0", "icbc/1", "icbc/2"]
+    schema.write(run, iter(breaks.items(dict.fromkeys(keys, "parked"), DAY).to_pylist()))
 
     about = ("run_id", "is_current", "why", "transfers", "breaks", "match_rate", "result_digest")
     expected = (run.run_id, True, "two\nsentences", 12, 2, pytest.approx(10 / 12), result.digest)
@@ -91,23 +92,20 @@ def test_a_run_is_written_with_its_items_proofs_and_totals(schema, rows):
     ]  # fmt: skip
     found = rows(schema.items, "break_id", "key", "class", "group", "is_late", "payee", "reason")
     assert sorted(found) == sorted(
-        (breaks.break_id(key), key, "parked", "break", False, "bob", None)
-        for key in ("icbc/0", "icbc/1", "icbc/2")
+        (breaks.break_id(key), key, "parked", "break", False, "bob", None) for key in keys
     )
     assert rows(schema.signoffs) == []
 
 
-def test_tables_are_in_a_schema_or_have_a_prefix(schema, url):
+def test_tables_are_in_a_schema_or_have_a_prefix(schema, engine):
     schema.write(breaks.run(DAY), [])
     schema.write(breaks.run(DAY), [])
 
-    engine = create_engine(url)
     there = inspect(engine)
     if engine.dialect.name == "postgresql":
         assert set(there.get_table_names("recon")) == NAMES
     else:
         assert set(there.get_table_names()) == {f"recon_{name}" for name in NAMES}
-    engine.dispose()
 
 
 def test_a_run_replaces_its_own_rows_and_becomes_the_current_run(schema, rows):
@@ -125,8 +123,9 @@ def test_a_run_replaces_its_own_rows_and_becomes_the_current_run(schema, rows):
     assert len(found) == 5
 
     schema.write(first, [])
-    assert dict(rows(schema.runs, "run_id", "is_current"))["a" * 16]
-    assert not dict(rows(schema.runs, "run_id", "is_current"))["b" * 16]
+    is_current = dict(rows(schema.runs, "run_id", "is_current"))
+    assert is_current["a" * 16]
+    assert not is_current["b" * 16]
 
 
 def test_a_run_is_written_whole_or_not_at_all(schema, rows):
@@ -163,7 +162,7 @@ def test_signatures_are_written_and_outlive_their_runs(schema, rows, tmp_path):
     schema.write(run, [])
     for role, name in (("preparer", "Ann"), ("reviewer", "Bo")):
         signed = results.sign(role, run, name, 5, "seen")
-        schema.sign(msgspec.structs.replace(run, sign_off=signed))
+        schema.sign(replace(run, sign_off=signed))
     schema.write(breaks.run(DAY, "b" * 16, parked=1), [])
     schema.write(run, [])
 
@@ -241,13 +240,11 @@ def test_the_recon_section_of_the_rules_does_not_change_their_digest(tmp_path):
         read_rules(path)
 
 
-def test_a_table_of_an_older_version_gets_its_missing_columns(schema, url, rows):
+def test_a_table_of_an_older_version_gets_its_missing_columns(schema, engine, rows):
     schema.write(breaks.run(DAY), [])
-    engine = create_engine(url)
     name = "recon.proofs" if engine.dialect.name == "postgresql" else "recon_proofs"
     with engine.begin() as connection:
         connection.execute(text(f"ALTER TABLE {name} DROP COLUMN until"))
-    engine.dispose()
 
     schema.write(breaks.run(DAY), [])
 

@@ -3,7 +3,6 @@
 import csv
 import json
 from datetime import date, timedelta
-from pathlib import Path
 
 import msgspec
 import pyarrow as pa
@@ -11,6 +10,7 @@ import pytest
 from pyarrow import parquet
 from typer.testing import CliRunner
 
+from tests.reconcile import breaks
 from tests.reconcile.dying_run import write_table
 from tests.reconcile.test_reconcile_cli import RULES
 from txmq.cli.reconcile import warn_of_later_days
@@ -22,7 +22,7 @@ from txmq.reconcile.explanations import Explanations
 from txmq.reconcile.extract.manifest import ExtractedSource, ExtractedTable, Manifest, Part
 from txmq.reconcile.results import Results
 from txmq.reconcile.storage import LocalFolder
-from txmq.reconcile.summary import FIGURES, Control, Result, Run
+from txmq.reconcile.summary import FIGURES, Control
 from txmq.reconcile.tables import ENTRIES, ITEMS, PROOFS
 
 DAY = date(2026, 3, 31)
@@ -30,7 +30,6 @@ OLD = {"break_id": "b2e1", "class": "dead-letter", "group": "break", "age_days":
 WORTHY = {"break_id": "b1aa", "class": "double-credit", "group": "break", "amount": 5_000}
 SMALL = {"break_id": "b1ab", "class": "parked", "group": "break", "status": "open"}
 WAITING = {"break_id": "b3ff", "class": "in-flight", "group": "open"}
-TOLD = ("report.html", "summary.json")
 PROVED = [
     {
         "proof": proof, "bank": bank, "account": account, "currency": "CNY", "expected": 0,
@@ -58,64 +57,36 @@ def item(**more):
     return made | {"key": "icbc/1", "payer": "6222020200011112222", "payee": "p\x1b[2J"} | more
 
 
-def result(verdict="within limits", **more):
-    return Result(
-        name="night",
-        rules_version="1",
-        rules_digest="r",
-        start_ms=0,
-        end_ms=1,
-        as_of_ms=1,
-        is_final=True,
-        verdict=verdict,
-        why=(),
-        controls=(),
-        totals=(),
-        aging=(),
-        proofs=(),
-        broken_proofs=0,
-        items=(),
-        closed=0,
-        decisions=(),
-        decided_by_hand=0,
-        digits={"CNY": 2},
-        **{"business_date": DAY.isoformat(), "contents": {}} | more,
-    )
+def result(**more):
+    told = {"name": "night", "rules_digest": "r", "verdict": "within limits", "totals": ()}
+    return msgspec.structs.replace(breaks.run(DAY).result, **told | more)
 
 
-def publish(directory, run_id, found, **more):
-    run = Run(
-        run_id=run_id,
-        **{"extract_id": "e"} | more,
-        result=found,
-        result_digest=found.digest,
-        trend=(),
-        stages=(),
-        began_ms=0,
-        ended_ms=1,
-        txmq_version="",
-        spark_version="",
+def publish(home, run_id, found, **more):
+    run = msgspec.structs.replace(
+        breaks.run(DAY, run_id), result=found, result_digest=found.digest, **more
     )
-    Results(directory).publish(run, {"summary.json": run.as_json()})
-    return run
+    Results(home / "results").publish(run, {"summary.json": run.as_json()})
+
+
+def rewrite(home, name, schema, rows):
+    """Replace the rows of a table of the run that is in force."""
+    place = home / "results/results" / name / f"business_date={DAY}" / "run=one/part-0.parquet"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(pa.Table.from_pylist(rows, arrow_schema(schema)), place)
 
 
 @pytest.fixture
 def home(tmp_path):
     """A directory with the results of a day, and its rules beside it."""
     (tmp_path / "recon.toml").write_text(RULES)
-    results = tmp_path / "results"
+    results = Results(tmp_path / "results")
     rows = [item(**value) for value in (SMALL, WAITING, WORTHY, KNOWN, OLD)]
     items = pa.Table.from_pylist(rows, arrow_schema(ITEMS))
-    contents = {"items": write_table(Results(results), "items", items, DAY, "one")}
-    for name, schema, content in (
-        ("closed", ITEMS, []), ("proofs", PROOFS, PROVED),
-    ):  # fmt: skip
-        place = results / "results" / name / f"business_date={DAY}" / "run=one"
-        place.mkdir(parents=True)
-        table = pa.Table.from_pylist(content, arrow_schema(schema))
-        parquet.write_table(table, place / "part-0.parquet")
-    publish(results, "one", result(contents=contents))
+    contents = {"items": write_table(results, "items", items, DAY, "one")}
+    rewrite(tmp_path, "closed", ITEMS, [])
+    rewrite(tmp_path, "proofs", PROOFS, PROVED)
+    publish(tmp_path, "one", result(contents=contents))
     return tmp_path
 
 
@@ -133,35 +104,62 @@ def told(found):
     return found.stdout
 
 
-def ids(found):
-    return [load["break_id"] for load in json.loads(told(found))]
+def refusal(found):
+    assert (found.exit_code, found.stdout) == (3, ""), found.output
+    return found.stderr
 
 
-def test_breaks_are_listed_oldest_first_and_then_by_amount(asking):
-    assert ids(asking("breaks", "--json")) == ["b2e1", "b1aa", "b1ab"]
-    assert ids(asking("breaks", "--json", "--all")) == ["b2e1", "b1aa", "b1ab", "b3ff", "b4cc"]
+@pytest.fixture
+def listed(asking):
+    """The rows that a command lists."""
+    return lambda noun, *more: json.loads(told(asking(noun, "--json", *more)))
 
 
-def test_a_suggestion_is_shown_in_the_list_and_in_the_export(home, asking):
-    place = home / "results/results/items" / f"business_date={DAY}" / "run=one/part-0.parquet"
-    rows = [item(**OLD, id_doubt="case", suggestion="icbc/t-1")]
-    parquet.write_table(pa.Table.from_pylist(rows, arrow_schema(ITEMS)), place)
+@pytest.fixture
+def explanations(home):
+    return Explanations(home / "results")
+
+
+def ids(rows):
+    return [row["break_id"] for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("more", "found"),
+    [
+        ("", ["b2e1", "b1aa", "b1ab"]),
+        ("--all", ["b2e1", "b1aa", "b1ab", "b3ff", "b4cc"]),
+        ("--class in-flight", ["b3ff"]),
+        ("--status open", ["b1ab"]),
+        ("--account 6222020200011112222", ["b2e1", "b1aa", "b1ab"]),
+        ("--older-than 8", ["b2e1"]),
+        ("--bank icbc --class parked", ["b1ab"]),
+    ],
+)
+def test_breaks_are_filtered_and_listed_oldest_first_and_then_by_amount(listed, more, found):
+    assert ids(listed("breaks", *more.split())) == found
+
+
+def test_a_list_without_breaks_says_so(asking):
+    assert told(asking("breaks", "--status", "reopened")) == "no such breaks on 2026-03-31\n"
+
+
+def test_a_suggestion_is_shown_in_the_list_and_in_the_export(home, asking, listed):
+    rewrite(home, "items", ITEMS, [item(**OLD, id_doubt="case", suggestion="icbc/t-1")])
 
     assert "icbc/t-1" in told(asking("breaks"))
-    assert json.loads(told(asking("breaks", "--json")))[0]["id_doubt"] == "case"
+    assert listed("breaks")[0]["id_doubt"] == "case"
     told(asking("breaks", "--export", str(home / "breaks.csv")))
     assert "case,icbc/t-1" in (home / "breaks.csv").read_text()
 
 
-def test_the_list_shows_doubtful_ids_and_both_ends_of_long_ones(home, asking):
+def test_the_list_shows_doubtful_ids_and_both_ends_of_long_ones(home, asking, listed):
     """In a pipe a table is as wide as its widest cell, and these ids differ only at their end."""
-    place = home / "results/results/items" / f"business_date={DAY}" / "run=one/part-0.parquet"
     one, other = f"icbc/{'x' * 4_000}1", f"icbc/{'x' * 4_000}2"
-    rows = [
-        item(**OLD | {"key": key, "suggestion": of, "id_doubt": "blanks, length"})
-        for key, of in ((one, other), (other, one))
-    ]
-    parquet.write_table(pa.Table.from_pylist(rows, arrow_schema(ITEMS)), place)
+    doubtful = OLD | {"id_doubt": "blanks, length"}
+    pairs = (one, other), (other, one)
+    rows = [item(**doubtful, suggestion=of) | {"key": key} for key, of in pairs]
+    rewrite(home, "items", ITEMS, rows)
 
     text = told(asking("breaks", "--unmasked"))
 
@@ -169,24 +167,17 @@ def test_the_list_shows_doubtful_ids_and_both_ends_of_long_ones(home, asking):
     assert text.count("blanks, length") == 2
     for key in (one, other):
         assert text.count(f"{key[:40]}…{key[-20:]}") == 2
-    assert {one, other} < {row["key"] for row in json.loads(told(asking("breaks", "--json")))}
+    assert {one, other} < {row["key"] for row in listed("breaks")}
 
 
 @pytest.mark.parametrize("source", ["postgresql://recon:${ICBC_PASSWORD}@icbc-db/icbc", "${ICBC}"])
-def test_working_on_breaks_needs_no_database_password(home, asking, source):
-    rules = home / "recon.toml"
-    rules.write_text(RULES.replace("sqlite:///icbc.db", source))
+def test_working_on_breaks_needs_no_database_password(home, asking, listed, source):
+    (home / "recon.toml").write_text(RULES.replace("sqlite:///icbc.db", source))
 
-    assert ids(asking("breaks", "--json")) == ["b2e1", "b1aa", "b1ab"]
+    assert ids(listed("breaks")) == ["b2e1", "b1aa", "b1ab"]
     told(asking("breaks", "explain", "b2e1", "--by", "Li Na", "--reason", "voucher 771"))
     told(asking("signoff", "--show"))
     assert "which is not set" in asking("extract").stderr
-
-
-def test_breaks_are_filtered_by_class_and_status(asking):
-    assert ids(asking("breaks", "--json", "--class", "in-flight")) == ["b3ff"]
-    assert ids(asking("breaks", "--json", "--status", "open")) == ["b1ab"]
-    assert told(asking("breaks", "--status", "reopened")) == "no such breaks on 2026-03-31\n"
 
 
 def test_account_numbers_are_masked_unless_unmasked_is_given(asking):
@@ -206,30 +197,20 @@ def test_missing_items_are_an_error_and_not_a_clean_day(asking, home):
     for path in (home / "results" / "results").rglob("*.parquet"):
         path.unlink()
 
-    found = asking("breaks")
-
-    assert (found.exit_code, found.stdout) == (3, "")
-    assert "items/business_date=2026-03-31/run=one has no files: run the day again" in found.stderr
+    told_why = refusal(asking("breaks"))
+    assert "items/business_date=2026-03-31/run=one has no files: run the day again" in told_why
 
 
-def test_breaks_are_filtered_by_bank_account_age_and_a_file(asking, tmp_path):
+def test_breaks_are_chosen_by_a_file_of_ids(asking, listed, tmp_path):
+    named = "--file", str(tmp_path / "ids.txt")
     (tmp_path / "ids.txt").write_text("b1ab\nb2\n")
 
-    assert ids(asking("breaks", "--json", "--account", "6222020200011112222")) == [
-        "b2e1", "b1aa", "b1ab",
-    ]  # fmt: skip
-    assert ids(asking("breaks", "--json", "--older-than", "8")) == ["b2e1"]
-    assert ids(asking("breaks", "--json", "--bank", "icbc", "--class", "parked")) == ["b1ab"]
-    assert ids(asking("breaks", "--json", "--file", str(tmp_path / "ids.txt"))) == ["b2e1", "b1ab"]
-    wrong = asking("breaks", "--bank", "ccb", "--file", str(tmp_path / "ids.txt"))
-    assert (wrong.exit_code, wrong.stdout) == (3, "")
-    assert "'b1ab' matches no break" in wrong.stderr
+    assert ids(listed("breaks", *named)) == ["b2e1", "b1ab"]
+    assert "'b1ab' matches no break" in refusal(asking("breaks", "--bank", "ccb", *named))
 
 
 def test_the_console_finds_a_break_by_each_bank_that_booked_a_side(home):
-    place = home / "results/results/items" / f"business_date={DAY}" / "run=one/part-0.parquet"
-    rows = [item(**OLD, credit_bank="boc / ccb")]
-    parquet.write_table(pa.Table.from_pylist(rows, arrow_schema(ITEMS)), place)
+    rewrite(home, "items", ITEMS, [item(**OLD, credit_bank="boc / ccb")])
     archive = ReportArchive(home / "results")
 
     found = {
@@ -240,26 +221,27 @@ def test_the_console_finds_a_break_by_each_bank_that_booked_a_side(home):
     assert found == {"boc": 1, "ccb": 1, "cb": 0}
 
 
-def test_many_breaks_are_explained_together_or_not_at_all(asking, home):
+def test_many_breaks_are_explained_together_or_not_at_all(asking, explanations):
     call = "breaks", "explain", "--account", "6222020200011112222", "--by", "Li", "--reason", "so"
     refused = asking(*call)
-    assert (refused.exit_code, Explanations(home / "results").in_force()) == (3, [])
+    assert (refused.exit_code, explanations.in_force()) == (3, [])
     assert "3 breaks: 52.00 CNY at risk" in refused.stderr
     assert "add --yes" in refused.stderr
 
     done = asking(*call, "--yes")
 
     assert (done.exit_code, done.stdout.count("\n")) == (0, 3)
-    held = Explanations(home / "results").in_force()
+    held = explanations.in_force()
     assert [explanation.break_id for explanation in held] == ["b1aa", "b1ab", "b2e1"]
-    assert [list(explanation.proofs.values()) for explanation in held] == [[(100,)]] * 3, (
-        "of their transfer"
-    )
+    proofs = [list(explanation.proofs.values()) for explanation in held]
+    assert proofs == [[(100,)]] * 3, "of their transfer"
 
 
 @pytest.mark.parametrize(
     ("more", "why"),
     [
+        (("breaks", "b1"), "matches several breaks"),
+        (("breaks", "x"), "matches no break"),
         (("breaks",), "name breaks by their ids"),
         (("breaks", "--bank", "none"), "no such breaks on 2026-03-31; nothing was written"),
         (("breaks", "--class", "none"), "class 'none' does not exist; use one of duplicate-id, "),
@@ -269,21 +251,21 @@ def test_many_breaks_are_explained_together_or_not_at_all(asking, home):
         (("proofs", "zz"), "'zz' matches no difference"),
     ],
 )
-def test_an_explanation_that_covers_nothing_is_refused_with_the_reason(asking, home, more, why):
+def test_an_explanation_that_covers_nothing_certain_is_refused_with_the_reason(
+    asking, explanations, more, why
+):
     noun, *rest = more
-    found = asking(noun, "explain", "--by", "Li", "--reason", "so", *rest)
 
-    assert (found.exit_code, found.stdout) == (3, "")
-    assert why in found.stderr
-    assert Explanations(home / "results").in_force() == []
+    assert why in refusal(asking(noun, "explain", "--by", "Li", "--reason", "so", *rest))
+    assert explanations.in_force() == []
 
 
-def test_a_break_has_an_owner_and_an_overdue_date(asking):
+def test_a_break_has_an_owner_and_an_overdue_date(asking, listed):
     told(asking("breaks", "assign", "b2", "--by", "Li", "--owner", "Wu", "--due", "2026-04-01",
                 "--ticket", "https://tickets/7", "--comment", "asked ccb"))  # fmt: skip
     told(asking("breaks", "assign", "b2", "--by", "Wu", "--comment", "no answer"))
 
-    row = json.loads(told(asking("breaks", "--json", "--class", "dead-letter")))[0]
+    row = listed("breaks", "--class", "dead-letter")[0]
     assert (row["owner"], row["ticket"], row["due"], row["overdue"]) == (
         "Wu", "https://tickets/7", "2026-04-01", "overdue",
     )  # fmt: skip
@@ -304,14 +286,13 @@ def test_breaks_are_exported_for_a_spreadsheet(asking, tmp_path):
     assert [(row["break_id"], row["amount"], row["payer"]) for row in rows] == [
         ("b2e1", "1.00", "62…2222"), ("b1aa", "50.00", "62…2222"), ("b1ab", "1.00", "62…2222"),
     ]  # fmt: skip
-    wrong = asking("breaks", "--export", "out.pdf")
-    assert (wrong.exit_code, "is not .csv" in wrong.stderr) == (3, True)
+    assert "is not .csv" in refusal(asking("breaks", "--export", "out.pdf"))
 
 
-def test_the_differences_of_proofs_are_listed_with_a_hint(asking):
-    rows = json.loads(told(asking("proofs", "--json")))
-
-    assert [(row["proof"], row["account"], row["amounts"], row["hint"]) for row in rows] == [
+def test_the_differences_of_proofs_are_listed_with_a_hint(asking, listed):
+    assert [
+        (row["proof"], row["account"], row["amounts"], row["hint"]) for row in listed("proofs")
+    ] == [
         ("account-table", "62…2222", [5_000], "like b1aa"),
         ("conservation", None, [-7], None),
         ("double-entry", "icbc/1", [100], None),
@@ -320,10 +301,10 @@ def test_the_differences_of_proofs_are_listed_with_a_hint(asking):
     assert "+50.00" in told(asking("proofs", "--unmasked", "--account", "6222020200011112222"))
 
 
-def test_a_failed_roll_forward_names_the_transfer_whose_entry_it_may_lack(home, asking):
+def test_a_failed_roll_forward_names_the_transfer_whose_entry_it_may_lack(home, listed):
     """An operator has deleted a credit of yesterday, and its transfer was agreed then."""
-    results, yesterday = home / "results", DAY - timedelta(days=1)
-    extract = results / "extracts" / f"{yesterday}" / "e"
+    yesterday = DAY - timedelta(days=1)
+    extract = home / "results/extracts" / f"{yesterday}" / "e"
     name = "books/source=icbc/table=entries/part-0.parquet"
     (extract / name).parent.mkdir(parents=True)
     row = {"role": "customer", "kind": "credit", "booked_ms": 1, "recorded_ms": 1}
@@ -341,20 +322,19 @@ def test_a_failed_roll_forward_names_the_transfer_whose_entry_it_may_lack(home, 
     manifest = Manifest("e", "night", "1", "r", f"{yesterday}", 0, 1, 1, (source,))
     msgspec.structs.replace(manifest, extract_id=manifest.own_id).write(LocalFolder(extract))
     extract.rename(extract.with_name(manifest.own_id))
-    publish(results, "before", result(business_date=f"{yesterday}"), extract_id=manifest.own_id)
-    publish(results, "one", result(), previous_run_id="before")
-    place = results / "results/proofs" / f"business_date={DAY}" / "run=one/part-0.parquet"
+    publish(home, "before", result(business_date=f"{yesterday}"), extract_id=manifest.own_id)
+    publish(home, "one", result(), previous_run_id="before")
     lost = PROVED[0] | {"proof": "roll-forward", "account": "bob", "expected": 50, "found": 0}
-    parquet.write_table(pa.Table.from_pylist([lost], arrow_schema(PROOFS)), place)
+    rewrite(home, "proofs", PROOFS, [lost])
 
-    (found,) = json.loads(told(asking("proofs", "--json")))
+    (found,) = listed("proofs")
 
     assert found["amounts"] == [-50]
     assert found["hint"] == f"like icbc/gone of {yesterday}, row 17 of {yesterday}"
 
 
-def test_a_difference_is_explained_by_a_filter_and_withdrawn(asking, home):
-    id_ = json.loads(told(asking("proofs", "--json", "--proof", "account-table")))[0]["id"]
+def test_a_difference_is_explained_by_a_filter_and_withdrawn(asking, listed):
+    id_ = listed("proofs", "--proof", "account-table")[0]["id"]
     who = "--by", "Wu", "--reason", "edited"
 
     said = told(asking("proofs", "explain", "--bank", "icbc", "--proof", "account-table", *who,
@@ -363,40 +343,37 @@ def test_a_difference_is_explained_by_a_filter_and_withdrawn(asking, home):
     assert said.startswith(
         f"{id_} counts as explained from the next run on, for the dates 2026-03-31 to 2026-06-30"
     )
-    assert [row["proof"] for row in json.loads(told(asking("proofs", "--json")))] == [
-        "conservation", "double-entry",
-    ]  # fmt: skip
-    (row, *_) = json.loads(told(asking("proofs", "--json", "--all")))
+    assert [row["proof"] for row in listed("proofs")] == ["conservation", "double-entry"]
+    (row, *_) = listed("proofs", "--all")
     assert (row["explained_by"], row["until"]) == ("Wu", "2026-06-30")
     told(asking("proofs", "withdraw", id_, *who, dated=False))
-    assert len(json.loads(told(asking("proofs", "--json")))) == 3
+    assert len(listed("proofs")) == 3
     assert asking("proofs", "explain", "--bank", "icbc", *who).exit_code == 3, "without --yes"
 
 
-def test_differences_are_chosen_by_a_file_of_ids(asking, home, tmp_path):
-    first, second, _ = (row["id"] for row in json.loads(told(asking("proofs", "--json"))))
+def test_differences_are_chosen_by_a_file_of_ids(asking, listed, explanations, tmp_path):
+    first, second, _ = (row["id"] for row in listed("proofs"))
     (tmp_path / "ids.txt").write_text(f"{first}\n{second[:8]}\n{first}\n")
     named = "--file", str(tmp_path / "ids.txt")
     who = "--by", "Wu", "--reason", "edited"
 
-    rows = json.loads(told(asking("proofs", "--json", *named)))
-    assert [row["id"] for row in rows] == [first, second]
+    assert [row["id"] for row in listed("proofs", *named)] == [first, second]
     wrong = asking("proofs", *named, "--bank", "icbc")
     assert f"{second[:8]!r} matches no difference" in wrong.stderr
 
     asked = asking("proofs", "explain", *named, *who)
-    assert (asked.exit_code, Explanations(home / "results").proofs_in_force()) == (3, [])
+    assert (asked.exit_code, explanations.proofs_in_force()) == (3, [])
     assert f"{first} account-table: +50.00" in asked.stderr
     assert "Write this for all 2 differences? This cannot ask" in asked.stderr
     assert asking("proofs", "explain", *named, *who, "--yes").exit_code == 0
-    assert len(json.loads(told(asking("proofs", "--json")))) == 1
-    assert len(json.loads(told(asking("proofs", "--json", *named)))) == 2, "ids find explained ones"
+    assert len(listed("proofs")) == 1
+    assert len(listed("proofs", *named)) == 2, "ids find explained ones"
 
 
-def test_a_break_is_explained_by_the_beginning_of_its_id(asking, home):
+def test_a_break_is_explained_by_the_beginning_of_its_id(asking, explanations):
     said = told(asking("breaks", "explain", "b2", "--by", "Li", "--reason", "paid by hand"))
 
-    (held,) = Explanations(home / "results").in_force()
+    (held,) = explanations.in_force()
     assert (held.break_id, held.class_, held.by) == ("b2e1", "dead-letter", "Li")
     assert said == (
         "b2e1 counts as explained from the next run on, as long as it is dead-letter and its facts "
@@ -406,29 +383,19 @@ def test_a_break_is_explained_by_the_beginning_of_its_id(asking, home):
     assert held.figures == {figure: known[figure] for figure in FIGURES}
 
 
-def test_a_new_explanation_of_an_explained_break_has_its_original_class(asking, home):
+def test_a_new_explanation_of_an_explained_break_has_its_original_class(asking, explanations):
     told(asking("breaks", "explain", "b4cc", "--by", "Li", "--reason", "still"))
 
-    assert Explanations(home / "results").in_force()[0].class_ == "parked"
+    assert explanations.in_force()[0].class_ == "parked"
 
 
-@pytest.mark.parametrize(
-    ("named", "why"), [("b1", "matches several breaks"), ("x", "matches no break")]
-)
-def test_an_ambiguous_or_unknown_break_id_is_refused(asking, home, named, why):
-    found = asking("breaks", "explain", named, "--by", "Li", "--reason", "so")
-
-    assert found.exit_code == 3
-    assert why in found.stderr
-    assert Explanations(home / "results").in_force() == []
-
-
-def test_an_explanation_can_be_withdrawn_once(asking, home):
+def test_an_explanation_can_be_withdrawn_once(asking, explanations):
     told(asking("breaks", "explain", "b2e1", "--by", "Li", "--reason", "paid by hand"))
-    told(asking("breaks", "withdraw", "b2e1", "--by", "Wu", "--reason", "no", dated=False))
+    withdrawing = "breaks", "withdraw", "b2e1", "--by", "Wu", "--reason", "no"
+    told(asking(*withdrawing, dated=False))
 
-    assert Explanations(home / "results").in_force() == []
-    again = asking("breaks", "withdraw", "b2e1", "--by", "Wu", "--reason", "no", dated=False)
+    assert explanations.in_force() == []
+    again = asking(*withdrawing, dated=False)
     assert (again.exit_code, again.stderr.count("\n")) == (3, 1)
 
 
@@ -439,8 +406,7 @@ def test_a_day_is_signed_by_two_different_people(asking):
     shown = json.loads(told(asking("signoff", "--show", "--json")))
 
     assert first.startswith("2026-03-31: prepared, within limits, ")
-    assert (same.exit_code, same.stdout) == (3, "")
-    assert "another person must review it" in same.stderr
+    assert "another person must review it" in refusal(same)
     assert second.startswith("2026-03-31: signed, ")
     assert (shown["state"], shown["outdated"]) == ("signed", None)
     assert [row["by"] for row in shown["signatures"]] == ["Li", "Wu"]
@@ -470,10 +436,7 @@ def test_a_result_whose_tables_changed_cannot_be_signed(asking, home, role):
     (path,) = (home / "results" / "results" / "items").rglob("*.parquet")
     parquet.write_table(parquet.read_table(path).slice(1), path)
 
-    found = asking("signoff", "--as", role, "--by", "Wu")
-
-    assert (found.exit_code, found.stdout) == (3, "")
-    assert found.stderr == (
+    assert refusal(asking("signoff", "--as", role, "--by", "Wu")) == (
         "txmq: items of 2026-03-31 changed since run one wrote them: run the day again\n"
     )
     assert "Wu" not in told(asking("signoff", "--show"))
@@ -481,8 +444,7 @@ def test_a_result_whose_tables_changed_cannot_be_signed(asking, home, role):
 
 def test_a_day_cannot_be_signed_if_the_day_before_has_a_new_result(asking, home):
     told(asking("signoff", "--as", "preparer", "--by", "Li"))
-    before = result(business_date="2026-03-30")
-    publish(home / "results", "zero", before)
+    publish(home, "zero", result(business_date="2026-03-30"))
     why = (
         "2026-03-31 was not made from the result of 2026-03-30 that is in force: run it again, "
         "and all after it, with --from 2026-03-31 --to 2026-03-31"
@@ -493,7 +455,7 @@ def test_a_day_cannot_be_signed_if_the_day_before_has_a_new_result(asking, home)
 
     assert shown[0].startswith("2026-03-31: invalidated, ")
     assert shown[1] == why
-    assert (found.exit_code, found.stdout, found.stderr) == (3, "", f"txmq: {why}\n")
+    assert refusal(found) == f"txmq: {why}\n"
     assert json.loads(told(asking("signoff", "--show", "--json")))["outdated"] == why
 
 
@@ -501,7 +463,7 @@ def test_a_rerun_warns_about_later_days_that_no_longer_hold(home, capsys):
     results = Results(home / "results")
     warn_of_later_days(results)
     assert capsys.readouterr() == ("", "")
-    publish(home / "results", "zero", result(business_date="2026-03-30"))
+    publish(home, "zero", result(business_date="2026-03-30"))
 
     warn_of_later_days(results)
 
@@ -512,7 +474,7 @@ def test_a_rerun_warns_about_later_days_that_no_longer_hold(home, capsys):
 
 def test_a_new_result_invalidates_the_signature(asking, home):
     told(asking("signoff", "--as", "preparer", "--by", "Li"))
-    publish(Path(home, "results"), "two", msgspec.structs.replace(result(), closed=1))
+    publish(home, "two", result(closed=1))
 
     text = told(asking("signoff", "--show"))
 
@@ -521,7 +483,4 @@ def test_a_new_result_invalidates_the_signature(asking, home):
 
 
 def test_signing_requires_a_role(asking):
-    found = asking("signoff", "--by", "Li")
-
-    assert (found.exit_code, found.stdout) == (3, "")
-    assert "--as preparer or --as reviewer" in found.stderr
+    assert "--as preparer or --as reviewer" in refusal(asking("signoff", "--by", "Li"))

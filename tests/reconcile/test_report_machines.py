@@ -192,11 +192,9 @@ def test_80_columns_show_the_sums_of_each_currency(busy):
 
 def test_a_terminal_says_that_a_day_had_no_transfers():
     carried = runs.total(Class.IN_FLIGHT, "CNY", 3, 100, "DO")
-    quiet = runs.run(runs.result(totals=(carried,), carried=3))
+    said = shown(runs.run(runs.result(totals=(carried,), carried=3)))
 
-    assert "The day had no transfers; of earlier days 0 are breaks, 0 were closed, 3 are" in (
-        shown(quiet, 100)
-    )
+    assert "The day had no transfers; of earlier days 0 are breaks, 0 were closed, 3 are" in said
 
 
 def test_a_pipe_gets_no_colours_and_whole_lines(busy):
@@ -217,9 +215,8 @@ def test_a_terminal_without_unicode_shows_plain_words(busy):
 
 
 def test_markup_and_escapes_from_a_ledger_are_shown_as_text(busy):
-    why = ("[red]not red[/red] \x1b]0;title\x07 \u202e",)
-    result = msgspec.structs.replace(busy.result, why=why)
-    said = shown(msgspec.structs.replace(busy, result=result), force_terminal=True, no_color=True)
+    run = runs.with_result(busy, why=("[red]not red[/red] \x1b]0;title\x07 \u202e",))
+    said = shown(run, force_terminal=True, no_color=True)
 
     assert "[red]not red[/red] ⟨U+001B⟩]0;title⟨U+0007⟩ ⟨U+202E⟩" in said
     assert "\x1b]" not in said
@@ -251,8 +248,7 @@ def test_a_closed_pipe_exits_with_3_and_not_with_a_verdict(monkeypatch, tmp_path
 )
 def test_a_difference_of_an_earlier_date_says_since_when(busy, first_seen, told):
     proof = msgspec.structs.replace(runs.proofs()[0], first_seen=first_seen)
-    result = msgspec.structs.replace(busy.result, proofs=(proof,))
-    run = msgspec.structs.replace(busy, result=result)
+    run = runs.with_result(busy, proofs=(proof,))
 
     assert f"174,500.00 found, {told}" in shown(run, width=200)
     assert (f"since {first_seen}" in page(run).decode()) is ("since" in told)

@@ -11,6 +11,7 @@ from unittest.mock import Mock
 import msgspec
 import pyarrow.parquet as pq
 import pytest
+from msgspec.structs import replace
 
 from tests.reconcile import breaks, dying_run
 from tests.reconcile.dying_run import write_table
@@ -22,6 +23,7 @@ from txmq.reconcile.storage import LocalFolder
 from txmq.reconcile.tables import BALANCES, BOOKED, FAILURES, ITEMS, MESSAGES
 
 DAY = date(2026, 11, 20)
+RUN = "a" * 16
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -49,11 +51,23 @@ def items(count):
     return breaks.items({f"icbc/{index}": "parked" for index in range(count)}, DAY)
 
 
-def whole(contents):
+def with_contents(contents):
     """A run that has written these tables."""
     plain = breaks.run(DAY)
-    result = msgspec.structs.replace(plain.result, contents=contents)
-    return msgspec.structs.replace(plain, result=result, result_digest=result.digest)
+    result = replace(plain.result, contents=contents)
+    return replace(plain, result=result, result_digest=result.digest)
+
+
+def write(results, rows, name="items", parts=1):
+    """Write a table of the run; a number means that many items."""
+    rows = items(rows) if isinstance(rows, int) else rows
+    return write_table(results, name, rows, DAY, RUN, parts)
+
+
+def signed(results, run):
+    results.publish(run, {"report.html": b"signed"})
+    results.sign("preparer", run, "Ann", 5)
+    return run
 
 
 def test_the_run_id_depends_on_every_input():
@@ -70,23 +84,20 @@ def test_the_run_id_depends_on_every_input():
 
 def test_the_hash_of_a_table_does_not_depend_on_its_files(tmp_path):
     matches = dying_run.tables(DAY)["matches"]
-    hashes = set()
+    hashes = []
     for parts in (1, 3):
         with open_results(tmp_path / str(parts)) as results:
-            hashes.add(write_table(results, "matches", matches, DAY, "a" * 16, parts))
-    with open_results(tmp_path / "here") as results:
-        hashes.add(write_table(results, "matches", matches, DAY, "a" * 16))
-        other = write_table(results, "matches", matches.slice(1), DAY, "b" * 16)
+            hashes.append(write(results, matches, "matches", parts))
+            other = write_table(results, "matches", matches.slice(1), DAY, "b" * 16)
 
-    assert len(hashes) == 1
-    assert other not in hashes
-    assert len(list((tmp_path / "3").rglob("*.parquet"))) == 3
+    assert hashes[0] == hashes[1] != other
+    assert len(list((tmp_path / "3").rglob(f"run={RUN}/*.parquet"))) == 3
 
 
 def test_a_written_table_is_read_back_unchanged(results):
     table = items(30)
-    write_table(results, "items", table, DAY, "a" * 16)
-    nothing = write_table(results, "closed", table.slice(0, 0), DAY, "a" * 16)
+    write(results, table)
+    nothing = write(results, table.slice(0, 0), "closed")
     run = breaks.run(DAY)
 
     (read,) = rows_of(results.files("items", run))
@@ -99,22 +110,22 @@ def test_a_written_table_is_read_back_unchanged(results):
 
 
 def test_changed_or_missing_tables_fail_the_verification(results, tmp_path):
-    hashed = write_table(results, "items", items(3), DAY, "a" * 16)
-    write_table(results, "closed", items(3), DAY, "a" * 16)
-    run = whole({"items": hashed})
+    hashed = write(results, 3)
+    write(results, 3, "closed")
+    run = with_contents({"items": hashed})
     results.verify(run)
-    (tmp_path / f"results/items/business_date={DAY}/run={'a' * 16}/_SUCCESS").touch()
+    (tmp_path / f"results/items/business_date={DAY}/run={RUN}/_SUCCESS").touch()
     results.verify(run)
 
-    write_table(results, "closed", items(2), DAY, "a" * 16)
+    write(results, 2, "closed")
     results.verify(run)
-    write_table(results, "items", items(2), DAY, "a" * 16)
-    told = f"items of 2026-11-20 changed since run {'a' * 16} wrote them"
+    write(results, 2)
+    told = f"items of 2026-11-20 changed since run {RUN} wrote them"
     with pytest.raises(ReconcileRefused, match=told):
         results.verify(run)
-    write_table(results, "items", items(3), DAY, "a" * 16)
+    write(results, 3)
     results.verify(run)
-    (tmp_path / f"results/items/business_date={DAY}/run={'a' * 16}/more.parquet").touch()
+    (tmp_path / f"results/items/business_date={DAY}/run={RUN}/more.parquet").touch()
     with pytest.raises(ReconcileRefused, match=told):  # Spark would read it too.
         results.verify(run)
     for name in ("closed", "totals"):  # One is not listed in the run, and one does not exist.
@@ -124,10 +135,10 @@ def test_changed_or_missing_tables_fail_the_verification(results, tmp_path):
 
 def test_an_older_table_with_fewer_columns_does_not_count_as_changed(results):
     older = items(3).drop_columns(["suggestion"])
-    run = whole({"items": write_table(results, "items", older, DAY, "a" * 16)})
+    run = with_contents({"items": write(results, older)})
     results.verify(run)
 
-    assert write_table(results, "items", items(3), DAY, "a" * 16) != run.result.contents["items"]
+    assert write(results, 3) != run.result.contents["items"]
     with pytest.raises(ReconcileRefused, match="items of 2026-11-20 changed since"):
         results.verify(run)
 
@@ -147,10 +158,8 @@ def test_a_run_is_in_force_once_it_is_published(results, tmp_path):
     }
 
 
-def test_a_run_is_read_with_its_signatures(results, tmp_path):
-    run = breaks.run(DAY)
-    results.publish(run, {})
-    results.sign("preparer", run, "Ann", 5)
+def test_a_run_is_read_with_its_signatures(results):
+    run = signed(results, breaks.run(DAY))
 
     assert results.current(DAY).sign_off.preparer == "Ann"
     results.publish(breaks.run(DAY, "b" * 16, parked=1), {})
@@ -184,7 +193,7 @@ def test_a_chain_follows_the_runs_that_each_day_continued(results):
     days = [DAY - timedelta(days=item) for item in (3, 2, 1)]
     runs, past = [], None
     for day, letter in zip(days, "abc", strict=True):
-        run = msgspec.structs.replace(breaks.run(day, letter * 16), previous_run_id=past)
+        run = replace(breaks.run(day, letter * 16), previous_run_id=past)
         (item,) = items(1).to_pylist()
         row = tuple((item | {"history": letter})[name] for name in ITEMS.names)
         closed = breaks.table(ITEMS, [row])
@@ -216,7 +225,7 @@ def test_a_day_begins_with_the_tables_of_the_day_before(results):
 
     before = DAY - timedelta(days=1)
     for name, table in dying_run.tables(before).items():
-        write_table(results, name, table, before, "a" * 16)
+        write_table(results, name, table, before, RUN)
     entry = (1, "icbc/1", "debit", "customer", "alice", -1, "CNY", 1, 1, "icbc")
     message = ("icbc/1", "M", "alice", "bob", 1, "CNY", "sent", "t", 0, 0, 1, *[None] * 3, 9, None)
     failure = ("icbc/1", "M", "g", "dead", 3, 1, "no", 10)
@@ -225,17 +234,17 @@ def test_a_day_begins_with_the_tables_of_the_day_before(results):
     left = {"entries": entry, "messages": message, "failures": failure, "balances": balance}
     schemas = {"entries": BOOKED, "messages": MESSAGES, "failures": FAILURES, "balances": BALANCES}
     for name, row in left.items():
-        write_table(results, name, breaks.table(schemas[name], [row]), before, "a" * 16)
+        write_table(results, name, breaks.table(schemas[name], [row]), before, RUN)
     run = breaks.run(before)
-    result = msgspec.structs.replace(run.result, end_ms=window.start_ms)
-    run = msgspec.structs.replace(run, result=result, result_digest=result.digest)
+    result = replace(run.result, end_ms=window.start_ms)
+    run = replace(run, result=result, result_digest=result.digest)
 
     found = earlier_days(rules, DAY, results, run)
     assert [len(rows) for rows in rows_of(found[Role.ITEMS])] == [3]
     for name, row in left.items():
         (rows,) = rows_of(found[CARRIED_ON[name]])
         assert [tuple(row.values()) for row in rows.to_pylist()] == [row]
-    late = msgspec.structs.replace(run, result=msgspec.structs.replace(result, end_ms=1))
+    late = replace(run, result=replace(result, end_ms=1))
     assert Role.BALANCES not in earlier_days(rules, DAY, results, late)
 
 
@@ -314,54 +323,48 @@ def test_writing_the_same_run_again_changes_no_file(results, tmp_path):
     assert seen() == once
 
 
-def test_a_run_whose_table_is_missing_is_not_in_force_until_it_is_whole(
-    results, tmp_path, monkeypatch
-):
+def test_a_run_whose_table_is_missing_is_not_in_force_until_it_is_whole(results, monkeypatch):
     run = breaks.run(DAY)
-    write_table(results, "items", items(2), DAY, run.run_id)
+    write(results, 2)
     results.publish(run, {})
     shutil.rmtree(results.table("items", DAY, run.run_id).local)
     with monkeypatch.context() as halted:
         halted.setattr(LocalFolder, "take", Mock(side_effect=OSError("the disk is full")))
         with pytest.raises(OSError, match="full"):
-            write_table(results, "items", items(2), DAY, run.run_id)
+            write(results, 2)
 
     assert results.current(DAY) is None
 
-    write_table(results, "items", items(2), DAY, run.run_id)
+    write(results, 2)
     results.publish(run, {})
     assert results.current(DAY) == run
 
 
 def test_a_signed_run_is_never_replaced(results, tmp_path):
-    run = breaks.run(DAY)
-    write_table(results, "items", items(3), DAY, run.run_id)
-    results.publish(run, {})
-    results.sign("preparer", run, "Ann", 5)
+    write(results, 3)
+    run = signed(results, breaks.run(DAY))
     before = files(tmp_path / "results")
 
     with pytest.raises(ReconcileRefused, match="is signed, and items would change"):
-        write_table(results, "items", items(2), DAY, run.run_id)
+        write(results, 2)
     assert results.current(DAY).run_id == run.run_id
     after = files(tmp_path / "results")
     assert {name: data for name, data in after.items() if "draft" not in name} == before
-    write_table(results, "items", items(3), DAY, run.run_id)
+    write(results, 3)
     assert files(tmp_path / "results") == before
 
 
 def test_a_damaged_table_of_a_signed_run_is_restored(results, tmp_path):
-    hashed = write_table(results, "items", items(3), DAY, "a" * 16)
-    run = whole({"items": hashed})
-    results.publish(run, {})
-    results.sign("preparer", run, "Ann", 5)
+    hashed = write(results, 3)
+    run = signed(results, with_contents({"items": hashed}))
     (path,) = (tmp_path / "results").rglob("part-*.parquet")
     before = path.read_bytes()
     path.write_bytes(b"no rows")
 
     with pytest.raises(ReconcileRefused, match="is signed, and items would change"):
-        write_table(results, "items", items(2), DAY, run.run_id)
-    assert write_table(results, "items", items(3), DAY, run.run_id) == hashed
-    results.publish(msgspec.structs.replace(run, began_ms=7), {})
+        write(results, 2)
+    assert write(results, 3) == hashed
+    results.publish(replace(run, began_ms=7), {})
 
     assert path.read_bytes() == before
     assert results.current(DAY).began_ms == run.began_ms
@@ -370,14 +373,12 @@ def test_a_damaged_table_of_a_signed_run_is_restored(results, tmp_path):
 
 def test_a_signed_run_stays_signed_if_its_rows_are_in_other_files(results, tmp_path):
     matches = dying_run.tables(DAY)["matches"]
-    hashed = write_table(results, "matches", matches, DAY, "a" * 16)
-    run = whole({"matches": hashed})
-    results.publish(run, {})
-    results.sign("preparer", run, "Ann", 5)
+    hashed = write(results, matches, "matches")
+    run = signed(results, with_contents({"matches": hashed}))
     shutil.rmtree(tmp_path / "results")
 
-    write_table(results, "matches", matches, DAY, "a" * 16, 7)
-    results.publish(whole({"matches": hashed}), {})
+    write(results, matches, "matches", parts=7)
+    results.publish(run, {})
 
     assert results.current(DAY).sign_off.preparer == "Ann"
     results.verify(results.current(DAY))
@@ -385,40 +386,36 @@ def test_a_signed_run_stays_signed_if_its_rows_are_in_other_files(results, tmp_p
 
 def test_a_rerun_with_more_parts_leaves_a_signed_run_unchanged(results, tmp_path):
     matches = dying_run.tables(DAY)["matches"]
-    hashed = write_table(results, "matches", matches, DAY, "a" * 16)
-    run = breaks.run(DAY)
-    results.publish(run, {})
-    results.sign("preparer", run, "Ann", 5)
+    hashed = write(results, matches, "matches")
+    signed(results, breaks.run(DAY))
     before = files(tmp_path / "results")
 
-    again = write_table(results, "matches", matches, DAY, "a" * 16, 7)
+    again = write(results, matches, "matches", parts=7)
 
     assert (again, files(tmp_path / "results")) == (hashed, before)
     assert results.current(DAY).sign_off.preparer == "Ann"
     place = tmp_path / next(f"results/{item}" for item in before)
     place.write_bytes(b"no rows")
     with pytest.raises(ReconcileRefused, match="is signed, and matches would change"):
-        write_table(results, "matches", matches, DAY, "a" * 16, 7)
+        write(results, matches, "matches", parts=7)
 
 
 def test_a_rerun_with_another_result_is_not_in_force_until_it_is_published(results):
     run = breaks.run(DAY)
-    write_table(results, "items", items(3), DAY, run.run_id)
+    write(results, 3)
     results.publish(run, {})
 
-    write_table(results, "items", items(2), DAY, run.run_id)
+    write(results, 2)
     assert results.current(DAY) is None
     results.publish(run, {})
     assert len(list(results.table("items", DAY, run.run_id).rows())) == 2
 
 
-def test_the_report_of_a_signed_run_stays_as_it_was_signed(results, tmp_path):
-    run = breaks.run(DAY)
-    results.publish(run, {"report.html": b"signed"})
-    results.sign("preparer", run, "Ann", 5)
+def test_the_report_of_a_signed_run_stays_as_it_was_signed(results):
+    run = signed(results, breaks.run(DAY))
 
     results.publish(breaks.run(DAY, "b" * 16), {})
-    later = msgspec.structs.replace(run, began_ms=7)
+    later = replace(run, began_ms=7)
     results.publish(later, {"report.html": b"made anew"})
     assert results.current(DAY).run_id == run.run_id
     assert results.current(DAY).began_ms == run.began_ms
@@ -434,8 +431,8 @@ def test_the_report_of_a_signed_run_stays_as_it_was_signed(results, tmp_path):
     [
         ("current", "{}", "does not name a run"),
         ("current", "no", "does not name a run"),
-        (f"{'a' * 16}/run.json", "{}", "is not the file of a run"),
-        (f"{'a' * 16}/run.json", None, "run.json does not exist"),
+        (f"{RUN}/run.json", "{}", "is not the file of a run"),
+        (f"{RUN}/run.json", None, "run.json does not exist"),
     ],
 )
 def test_a_damaged_or_missing_file_of_a_run_is_refused(results, tmp_path, name, text, told):
@@ -450,7 +447,7 @@ def test_a_damaged_or_missing_file_of_a_run_is_refused(results, tmp_path, name, 
 
 
 def test_a_day_is_refused_if_the_day_before_was_not_final(tmp_path):
-    rules = msgspec.structs.replace(breaks.rules(), directory=str(tmp_path))
+    rules = replace(breaks.rules(), directory=str(tmp_path))
     with open_results(tmp_path) as results:
         results.publish(breaks.run(DAY, is_final=False), {})
 

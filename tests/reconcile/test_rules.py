@@ -1,7 +1,6 @@
 """Invalid rules are refused before anything is read, and each moment belongs to one day."""
 
 import os
-import re
 import subprocess
 import sys
 from datetime import UTC, date, datetime, timedelta
@@ -80,32 +79,6 @@ def test_results_may_be_on_another_file_system(tmp_path, uri):
     assert read(tmp_path, RULES.replace('"recon"', f'"{uri}"')).directory == uri
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "why"),
-    [
-        ('"recon"', '"ftp://bank/recon"', "directory 'ftp://bank/recon' is on ftp, which txmq"),
-        ('"recon"', '"s3a:/recon"', "directory 's3a:/recon' names no bucket or container"),
-        ('"data"', '"hdfs://nn/log"', "log.directory 'hdfs://nn/log' is on hdfs, which txmq"),
-        (
-            'directory = "data"',
-            'directories = ["a", "gs://b"]',
-            "log.directories 'gs://b' is on gs, which txmq",
-        ),
-        ('"recon"', '"file://nas/recon"', "directory 'file://nas/recon' names another machine"),
-        (
-            'database = "sqlite:///icbc.db"\n[bank.entries]\ntable = "journal"',
-            'files = { path = "abfss://b@a/{date}.csv", format = "csv" }\n[bank.entries]',
-            "icbc: files.path 'abfss://b@a/{date}.csv' is on abfss, which txmq",
-        ),
-    ],
-)
-def test_a_place_on_another_file_system_is_refused_before_any_work(tmp_path, old, new, why):
-    with pytest.raises(ConfigError, match=re.escape(why)):
-        read(tmp_path, RULES.replace(old, new))
-
-    assert [path.name for path in tmp_path.iterdir()] == ["recon.toml"]
-
-
 def test_the_log_may_be_of_several_brokers_or_of_a_cluster(tmp_path):
     several = read(tmp_path, RULES.replace('directory = "data"', 'directories = ["a", "/b"]'))
     cluster = read(tmp_path, RULES.replace('directory = "data"', 'cluster = "mq1:9876; mq2:9876"'))
@@ -113,24 +86,6 @@ def test_the_log_may_be_of_several_brokers_or_of_a_cluster(tmp_path):
     assert several.log.places == (str(tmp_path / "a"), "/b")
     assert (cluster.log.places, cluster.log.cluster) == ((), "mq1:9876; mq2:9876")
     assert several.digest == cluster.digest == read(tmp_path, RULES).digest
-
-
-@pytest.mark.parametrize(
-    ("log", "why"),
-    [
-        (
-            'directory = "a"\ncluster = "mq:9876"',
-            "log has directory and cluster: give exactly one of directory, directories and cluster",
-        ),
-        ('directories = ["a", "b", "a"]', "directories has 'a' twice, so its transfers would"),
-        ('cluster = "mq:9876;mq2"', "cluster has 'mq2'; write host:port of the name servers"),
-    ],
-)
-def test_an_invalid_place_of_the_log_is_refused(tmp_path, log, why):
-    text = RULES.replace('directory = "data"', log)
-
-    with pytest.raises(ConfigError, match=re.escape(why)):
-        read(tmp_path, text)
 
 
 def test_the_digest_depends_on_the_rules_and_not_on_paths(tmp_path):
@@ -190,31 +145,6 @@ def test_an_environment_variable_replaces_a_secret(tmp_path):
     assert read(tmp_path, text, ICBC="postgresql://bank").bank[0].database == "postgresql://bank"
     with pytest.raises(ConfigError, match="ICBC, which is not set"):
         read(tmp_path, text)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "told"),
-    [
-        ("[money.CNY]", "[money.yuan]", "not a currency"),
-        ('topic = "transfers"', "", "topic"),
-        ("[day]", "[day]\nfoo = 1", "foo"),
-        ('zone = "Asia', 'zoen = "Asia', "`zoen` - at `\\$.day`; did you mean zone"),
-        ('table = "', 'tabel = "', "did you mean table"),
-        ('directory = "data"', 'directry = "data"', "did you mean directory"),
-        ('credit = ["credit"]', 'credit = ["credit", "debit"]', "icbc: 'debit' is of one of kinds"),
-        ("[[log.flow]]", "[[log.flows]]", "flows"),
-        (FLOW, FLOW.replace("icbc", "icbk"), "icbc alone has the namespace icbc"),
-        (
-            FLOW,
-            f'{FLOW}group = "one"\n{FLOW}group = "two"\ntags = ["B"]\n',
-            "topic transfers have to have one group, and have 'one' and 'two'",
-        ),
-        (FLOW, f'{FLOW}payee_bank = "ibc"', "payee_bank 'ibc' is not one of icbc; did you mean"),
-    ],
-)
-def test_an_invalid_rule_is_refused_with_its_place(tmp_path, old, new, told):
-    with pytest.raises(ConfigError, match=told):
-        read(tmp_path, RULES.replace(old, new, 1))
 
 
 def banks_of(banks, *flows, topics=()):
@@ -281,8 +211,7 @@ def test_every_moment_belongs_to_one_day(ms, zone, cut_off):
 
 
 def test_weekends_and_holidays_do_not_count_in_an_age():
-    day = Day(holidays=frozenset({date(2026, 11, 24)}))
+    day, friday = Day(holidays=frozenset({date(2026, 11, 24)})), date(2026, 11, 20)
+    ages = [day.age(friday, friday + timedelta(days=days)) for days in (0, 2, 5)]
 
-    assert day.age(date(2026, 11, 20), date(2026, 11, 20)) == 0
-    assert day.age(date(2026, 11, 20), date(2026, 11, 22)) == 0
-    assert day.age(date(2026, 11, 20), date(2026, 11, 25)) == 2
+    assert ages == [0, 0, 2]

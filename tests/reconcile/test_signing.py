@@ -3,8 +3,8 @@
 import json
 from datetime import date, timedelta
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from tests.reconcile import breaks
 from txmq.errors import ReconcileRefused, UsageError
@@ -24,6 +24,15 @@ def item(letter, class_, **more):
 @pytest.fixture
 def results(tmp_path):
     return Results(tmp_path)
+
+
+@pytest.fixture
+def explanations(tmp_path):
+    return Explanations(tmp_path)
+
+
+def explained(letter, class_="parked", by="Ann", reason="known", at_ms=1, **more):
+    return [Explanation.of(item(letter, class_, **more), by, reason, at_ms)]
 
 
 def test_one_person_prepares_and_another_reviews(results):
@@ -60,20 +69,19 @@ def test_different_names_are_different_people(results):
     assert results.sign("reviewer", run, "Anna Li", 6).is_complete
 
 
-def test_a_day_that_is_not_over_is_not_signed(results):
-    with pytest.raises(UsageError, match="2026-11-20 was not over"):
-        results.sign("preparer", breaks.run(DAY, is_final=False), "Ann", 5)
-
-
-def test_a_result_cannot_be_reviewed_before_it_is_prepared(results):
-    with pytest.raises(UsageError, match="is not prepared yet"):
-        results.sign("reviewer", breaks.run(DAY), "Bo", 5)
-
-
-@pytest.mark.parametrize("name", ["", "  "])
-def test_a_signature_needs_a_name(results, name):
-    with pytest.raises(UsageError, match="is missing: give it with --by"):
-        results.sign("preparer", breaks.run(DAY), name, 5)
+@pytest.mark.parametrize(
+    ("role", "name", "is_final", "told"),
+    [
+        ("preparer", "Ann", False, "2026-11-20 was not over"),
+        ("reviewer", "Bo", True, "is not prepared yet"),
+        ("preparer", "", True, "is missing: give it with --by"),
+        ("preparer", "  ", True, "is missing: give it with --by"),
+    ],
+    ids=["before the day is over", "before a preparer", "without a name", "with a blank name"],
+)
+def test_a_signature_is_refused(results, role, name, is_final, told):
+    with pytest.raises(UsageError, match=told):
+        results.sign(role, breaks.run(DAY, is_final=is_final), name, 5)
 
 
 def test_a_result_is_prepared_and_reviewed_once(results):
@@ -96,7 +104,7 @@ def test_a_result_with_breaks_is_signed_only_with_a_reason(results):
         signed = results.sign(role, run, name, 5, despite=f"{name} knows them")
 
     assert (signed.prepared_despite, signed.reviewed_despite) == ("Ann knows them", "Bo knows them")
-    off = msgspec.structs.replace(run.result, totals=(), broken_proofs=1)
+    off = replace(run.result, totals=(), broken_proofs=1)
     assert off.unsolved == "1 failed proof"
     with pytest.raises(UsageError, match="no breaks and no failed proofs: omit --despite"):
         results.sign("preparer", breaks.run(DAY), "Ann", 5, despite="so")
@@ -126,17 +134,16 @@ def test_a_signature_covers_the_same_result_of_another_run(results):
     results.sign("reviewer", first, "Bo", 6)
 
     assert results.signature_state(again) == "signed"
-    assert [signature.run_id for signature in results.signatures(DAY.isoformat())] == [
-        first.run_id
-    ] * 2
+    held = results.signatures(DAY.isoformat())
+    assert [signature.run_id for signature in held] == [first.run_id] * 2
 
 
-def days(results, *parked, run_ids=("a" * 16,) * 9):
+def days(results, *parked):
     """Publish consecutive days, each continued from the one before."""
     previous, made = None, []
-    for ago, (count, run_id) in enumerate(zip(parked, run_ids, strict=False)):
-        run = breaks.run(DAY + timedelta(days=ago), run_id, parked=count)
-        made.append(msgspec.structs.replace(run, previous_digest=previous))
+    for ago, count in enumerate(parked):
+        run = breaks.run(DAY + timedelta(days=ago), parked=count)
+        made.append(replace(run, previous_digest=previous))
         results.publish(made[-1], {})
         previous = run.result_digest
     return made
@@ -164,7 +171,7 @@ def test_a_signature_holds_while_the_previous_result_is_unchanged(results):
     with pytest.raises(UsageError) as refused:
         results.sign("reviewer", third, "Bo", 8)
     assert str(refused.value) == not_from(21, 20, 22)
-    again = msgspec.structs.replace(second, previous_digest="of that one")
+    again = replace(second, previous_digest="of that one")
     with pytest.raises(UsageError) as refused:
         results.sign("preparer", again, "Cy", 9)
     assert str(refused.value) == not_from(21, 20, 21)
@@ -185,8 +192,8 @@ def test_the_first_outdated_day_is_named(results):
 def test_a_day_after_a_gap_does_not_depend_on_an_earlier_result(results):
     days(results, 0)
     begun = breaks.run(DAY + timedelta(days=9))
-    later = msgspec.structs.replace(begun.result, start_ms=9, end_ms=10)
-    begun = msgspec.structs.replace(begun, result=later, result_digest=later.digest)
+    later = replace(begun.result, start_ms=9, end_ms=10)
+    begun = replace(begun, result=later, result_digest=later.digest)
 
     assert results.why_outdated(begun) is None
     at_once = breaks.run(DAY + timedelta(days=1))
@@ -195,19 +202,19 @@ def test_a_day_after_a_gap_does_not_depend_on_an_earlier_result(results):
 
 def test_an_edited_result_cannot_be_signed(results):
     run = breaks.run(DAY, parked=1)
-    nicer = msgspec.structs.replace(run.result, verdict="clean")
+    nicer = replace(run.result, verdict="clean")
 
     with pytest.raises(UsageError, match="changed since"):
-        results.sign("preparer", msgspec.structs.replace(run, result=nicer), "Ann", 5)
+        results.sign("preparer", replace(run, result=nicer), "Ann", 5)
 
 
 def test_every_signature_stays_in_the_file(results, tmp_path):
     for parked, at in ((1, 1), (2, 2), (1, 3)):
         run = breaks.run(DAY, parked=parked)
-        if results.signature_state(run) != "prepared":
-            results.sign("preparer", run, "Ann", at, despite="known")
-        else:
-            results.sign("reviewer", run, "Bo", at, despite="known")
+        role, by = ("preparer", "Ann")
+        if results.signature_state(run) == "prepared":
+            role, by = ("reviewer", "Bo")
+        results.sign(role, run, by, at, despite="known")
 
     kept = json.loads((tmp_path / "runs" / "2026-11-20" / "signoffs.json").read_text())
     assert [(row["role"], row["at_ms"]) for row in kept] == [
@@ -216,42 +223,33 @@ def test_every_signature_stays_in_the_file(results, tmp_path):
 
 
 def test_an_invalid_signature_file_is_refused(results, tmp_path):
-    (tmp_path / "runs" / "2026-11-20").mkdir(parents=True)
-    (tmp_path / "runs" / "2026-11-20" / "signoffs.json").write_text("[{}]")
+    path = tmp_path / "runs/2026-11-20/signoffs.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("[{}]")
 
     with pytest.raises(ReconcileRefused, match=r"signoffs\.json is not a file of signatures"):
         results.signature_state(breaks.run(DAY))
 
 
-def test_two_people_cannot_write_at_the_same_time(results, tmp_path):
-    with (
-        LocalFolder(tmp_path).lock_signatures(),
-        pytest.raises(ReconcileRefused, match="try again"),
-    ):
-        results.sign("preparer", breaks.run(DAY), "Ann", 5)
-    with (
-        LocalFolder(tmp_path).lock_signatures(),
-        pytest.raises(ReconcileRefused, match="try again"),
-    ):
-        Explanations(tmp_path).add([Explanation.of(item("0", "parked"), "Ann", "known", 1)])
+def test_two_people_cannot_write_at_the_same_time(results, explanations, tmp_path):
+    with LocalFolder(tmp_path).lock_signatures():
+        with pytest.raises(ReconcileRefused, match="try again"):
+            results.sign("preparer", breaks.run(DAY), "Ann", 5)
+        with pytest.raises(ReconcileRefused, match="try again"):
+            explanations.add(explained("0"))
 
     results.sign("preparer", breaks.run(DAY), "Ann", 5)
 
 
-def test_the_last_explanation_of_a_break_holds_until_it_is_withdrawn(tmp_path):
-    explanations = Explanations(tmp_path)
-    assert explanations.in_force() == []
-    assert explanations.digest == ""
+def test_the_last_explanation_of_a_break_holds_until_it_is_withdrawn(explanations, tmp_path):
+    assert (explanations.in_force(), explanations.digest) == ([], "")
 
-    explanations.add([Explanation.of(item("b", "parked"), "Ann", "the service was down", 1)])
-    explanations.add([Explanation.of(item("a", "double-credit"), "Ann", "a fee", 2)])
-    explanations.add([Explanation.of(item("b", "dead-letter"), " Bo ", "a new\nreason", 3)])
+    explanations.add(explained("b", "parked", "Ann", "the service was down", 1))
+    explanations.add(explained("a", "double-credit", "Ann", "a fee", 2))
+    explanations.add(explained("b", "dead-letter", " Bo ", "a new\nreason", 3))
 
     held = explanations.in_force()
-    assert [
-        (explanation.break_id, explanation.class_, explanation.by, explanation.reason)
-        for explanation in held
-    ] == [
+    assert [(said.break_id, said.class_, said.by, said.reason) for said in held] == [
         ("a" * 16, "double-credit", "Ann", "a fee"),
         ("b" * 16, "dead-letter", "Bo", "a new\nreason"),
     ]
@@ -269,40 +267,38 @@ def test_the_last_explanation_of_a_break_holds_until_it_is_withdrawn(tmp_path):
     ]  # fmt: skip
 
 
-def test_the_digest_of_explanations_covers_those_in_force(tmp_path):
-    explanations = Explanations(tmp_path)
-    explanations.add([Explanation.of(item("a", "parked"), "Ann", "known", 1)])
+def test_the_digest_of_explanations_covers_those_in_force(explanations):
+    explanations.add(explained("a"))
     one = explanations.digest
-    explanations.add([Explanation.of(item("b", "parked"), "Ann", "known", 2)])
+    explanations.add(explained("b", at_ms=2))
     both = explanations.digest
     explanations.withdraw("b" * 16, "Ann", "not known", 3)
 
     assert one != both
     assert explanations.digest == one
 
-    explanations.add([Explanation.of(item("a", "parked", ordered=7), "Ann", "known", 4)])
+    explanations.add(explained("a", at_ms=4, ordered=7))
     assert explanations.digest not in {one, both}
 
 
 @pytest.mark.parametrize(("by", "reason"), [(" ", "known"), ("Ann", "\n")])
-def test_an_explanation_needs_a_name_and_a_reason(tmp_path, by, reason):
+def test_an_explanation_needs_a_name_and_a_reason(explanations, by, reason):
     with pytest.raises(UsageError, match="needs a name and a reason"):
-        Explanations(tmp_path).add([Explanation.of(item("a", "parked"), by, reason, 1)])
+        explanations.add(explained("a", by=by, reason=reason))
 
 
-def test_an_explanation_without_figures_has_no_effect(tmp_path):
+def test_an_explanation_without_figures_has_no_effect(explanations, tmp_path):
     line = {"break_id": "a" * 16, "class": "parked", "by": "Ann", "reason": "known", "at_ms": 1}
     (tmp_path / "explanations.jsonl").write_text(json.dumps(line) + "\n")
-    explanations = Explanations(tmp_path)
 
     assert (explanations.in_force(), explanations.digest) == ([], "")
 
-    explanations.add([Explanation.of(item("a", "parked"), "Ann", "known", 2)])
+    explanations.add(explained("a", at_ms=2))
     assert [value.at_ms for value in explanations.in_force()] == [2]
 
 
-def test_an_invalid_explanation_file_is_refused(tmp_path):
+def test_an_invalid_explanation_file_is_refused(explanations, tmp_path):
     (tmp_path / "explanations.jsonl").write_text('{"break_id": "x"}\n')
 
     with pytest.raises(ReconcileRefused, match="is not a file of explanations"):
-        Explanations(tmp_path).in_force()
+        explanations.in_force()

@@ -15,7 +15,11 @@ WRONG = [
     ('directory = "recon"', 'directory = ["recon"]', ("directory", "array")),
     ('[day]\nzone = "Asia/Shanghai"', '[dya]\nzone = "Asia/Shanghai"', ("dya", "did you mean day")),
     ('zone = "Asia/Shanghai"', 'zone = "Asia/Shanghia"', ("zone", "did you mean Asia/Shanghai")),
-    ('zone = "Asia/Shanghai"', 'zome = "Asia/Shanghai"', ("zome", "did you mean zone")),
+    (
+        'zone = "Asia/Shanghai"',
+        'zome = "Asia/Shanghai"',
+        ("`zome` - at `$.day`; did you mean zone",),
+    ),
     ('zone = "Asia/Shanghai"', "zone = 8", ("day.zone", "int")),
     ('cut_off = "17:00"', 'cut_off = "25:00"', ("cut_off", "25:00")),
     ('cut_off = "17:00"', 'cut_off = "5 pm"', ("cut_off", "5 pm")),
@@ -25,7 +29,7 @@ WRONG = [
     ('cut_off = "17:00"', "history = -1", ("day.history", "-1")),
     ('cut_off = "17:00"', "history = 400", ("day.history", "400")),
     ("[money.CNY]", "[money.cny]", ("cny", "currency")),
-    ("[money.CNY]", "[money.RENMINBI]", ("RENMINBI", "currency")),
+    ("[money.CNY]", "[money.RENMINBI]", ("RENMINBI", "not a currency")),
     ("materiality = 1_000_00", "materiality = -1", ("money[...].materiality", "-1")),
     ("materiality = 1_000_00", "digits = 9", ("money[...].digits", "9")),
     ("materiality = 1_000_00", 'tolerance = "1"', ("money[...].tolerance", "str")),
@@ -40,7 +44,7 @@ WRONG = [
     ('{ is = "CNY" }', '{ is = "CYN" }', ("the currency CYN is not one of", "did you mean CNY")),
     (FLOW, FLOW + 'currency = { is = "CNX" }\n', ("flow of transfers", "CNX", "did you mean CNY")),
     ('debit = ["debit"]', 'debt = ["debit"]', ("debt", "kinds", "did you mean debit")),
-    ('credit = ["credit"]', 'credit = ["debit"]', ("'debit'", "kinds")),
+    ('credit = ["credit"]', 'credit = ["debit"]', ("icbc: 'debit' is of one of kinds",)),
     (BANK_END, BANK_END + 'units = "cents"\n', ("entries.units", "cents")),
     (BANK_END, BANK_END + "gapless = true\n", ("icbc", "gapless")),
     (BANK_END, BANK_END + 'clearing = ["1"]\nsuspense = ["1"]\n', ("'1'", "clearing")),
@@ -53,6 +57,48 @@ WRONG = [
     (FLOW, FLOW + '[outcomes]\ncharges = "payee"\ncharges_max = { CYN = 5 }\n', ("CYN", "CNY")),
     (FLOW, FLOW + FLOW + 'group = "other"\n', ("transfers", "other")),
     ("[day]", "[day", ("line",)),
+    ("[day]", "[day]\nfoo = 1", ("foo",)),
+    ('table = "', 'tabel = "', ("did you mean table",)),
+    ('directory = "data"', 'directry = "data"', ("did you mean directory",)),
+    ('topic = "transfers"', "", ("topic",)),
+    ("[[log.flow]]", "[[log.flows]]", ("flows",)),
+    (FLOW, FLOW.replace("icbc", "icbk"), ("icbc alone has the namespace icbc",)),
+    (FLOW, f'{FLOW}payee_bank = "ibc"', ("payee_bank 'ibc' is not one of icbc; did you mean",)),
+    (
+        FLOW,
+        f'{FLOW}group = "one"\n{FLOW}group = "two"\ntags = ["B"]\n',
+        ("topic transfers have to have one group, and have 'one' and 'two'",),
+    ),
+    (
+        'directory = "data"',
+        'directory = "a"\ncluster = "mq:9876"',
+        ("log has directory and cluster: give exactly one of directory, directories and cluster",),
+    ),
+    (
+        'directory = "data"',
+        'directories = ["a", "b", "a"]',
+        ("directories has 'a' twice, so its transfers would",),
+    ),
+    (
+        'directory = "data"',
+        'cluster = "mq:9876;mq2"',
+        ("cluster has 'mq2'; write host:port of the name servers",),
+    ),
+    # Other file systems
+    ('"recon"', '"ftp://bank/recon"', ("directory 'ftp://bank/recon' is on ftp, which txmq",)),
+    ('"recon"', '"s3a:/recon"', ("directory 's3a:/recon' names no bucket or container",)),
+    ('"recon"', '"file://nas/recon"', ("directory 'file://nas/recon' names another machine",)),
+    ('"data"', '"hdfs://nn/log"', ("log.directory 'hdfs://nn/log' is on hdfs, which txmq",)),
+    (
+        'directory = "data"',
+        'directories = ["a", "gs://b"]',
+        ("log.directories 'gs://b' is on gs, which txmq",),
+    ),
+    (
+        'database = "sqlite:///icbc.db"\n[bank.entries]\ntable = "journal"',
+        'files = { path = "abfss://b@a/{date}.csv", format = "csv" }\n[bank.entries]',
+        ("icbc: files.path 'abfss://b@a/{date}.csv' is on abfss, which txmq",),
+    ),
 ]
 
 
@@ -69,6 +115,7 @@ def test_a_wrong_rule_is_reported_in_one_line_with_its_key_and_value(tmp_path, o
     assert "\n" not in line
     assert str(path) in line
     assert [word for word in words if word not in line] == []
+    assert list(tmp_path.iterdir()) == [path], "it is refused before any work"
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe", b""])

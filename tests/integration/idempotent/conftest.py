@@ -1,5 +1,6 @@
 """Owns the stages on which guards are tested: shops, and Redis."""
 
+import asyncio
 import contextlib
 import os
 from pathlib import Path
@@ -13,7 +14,6 @@ from tests.integration.resources.resource_stage import ON_MARIADB
 from tests.servers import mariadb
 from tests.servers.database_server import wanted
 
-HERE = Path(__file__).parent
 HERE = Path(__file__).parent
 FIRST_START_SECONDS = 300
 collect_ignore_glob = [] if ON_MARIADB else ["test_mariadb_*.py"]
@@ -80,6 +80,37 @@ def shop_with_table(request):
         yield found
 
 
+def staged(shop):
+    """Runs a test with a service of a shop; settings of its engine can be chosen."""
+
+    def run(test, **engine):
+        async def story():
+            async with shop.stage(**engine) as stage:
+                await test(stage)
+
+        asyncio.run(story())
+
+    return run
+
+
+@pytest.fixture
+def in_shop(shop):
+    """Runs a test for each guard, with a database of each kind."""
+    return staged(shop)
+
+
+@pytest.fixture
+def in_session(shop_in_session):
+    """Runs a test for each guard that has a session."""
+    return staged(shop_in_session)
+
+
+@pytest.fixture
+def with_table(shop_with_table):
+    """Runs a test for each kind of database, with a table of what is done."""
+    return staged(shop_with_table)
+
+
 @pytest.fixture
 def shop_of(request):
     """Makes one for a guard and a kind."""
@@ -102,3 +133,17 @@ def stage(request, redis_server, effects_url):
     stage = Stage(request.param, redis_server, effects_url)
     yield stage
     stage.ledger.dispose()
+
+
+@pytest.fixture
+def in_redis(stage):
+    """Runs a test with guards of each kind."""
+
+    def run(test):
+        async def story():
+            async with stage:
+                await test(stage)
+
+        asyncio.run(story())
+
+    return run

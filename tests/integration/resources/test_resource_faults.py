@@ -144,28 +144,24 @@ class Rivals:
 @pytest.mark.fault("P5", "D1")
 @pytest.mark.parametrize("bank", [*KINDS, *ON_MARIADB], indirect=True)
 @pytest.mark.parametrize(("cuts", "truth"), [("before", ROLLBACK), ("after", COMMIT)])
-def test_a_lost_commit_reply_is_unknown_until_a_check_decides(bank, cuts, truth):
+@run_by(in_loop)
+async def test_a_lost_commit_reply_is_unknown_until_a_check_decides(bank, cuts, truth):
     # Django has one connection per thread.
     checks_of = bank.kind if bank.kind in ON_MARIADB else "psycopg-async"
+    async with Proxy(bank.url) as proxy:
+        far = Bank(bank.kind, bank.url.set(port=proxy.port))
+        async with far.stage() as stage, bank.stage(checks_of) as checker:
+            local = stage.begin("x-1")
 
-    async def story():
-        async with Proxy(bank.url) as proxy:
-            far = Bank(bank.kind, bank.url.set(port=proxy.port))
-            async with far.stage() as stage, bank.stage(checks_of) as checker:
-                local = stage.begin("x-1")
+            async def work(session):
+                await said(session, insert("x-1"))
+                proxy.cuts = cuts
 
-                async def work(session):
-                    await said(session, insert("x-1"))
-                    proxy.cuts = cuts
-
-                with pytest.raises(OutcomeUnknown):
-                    await stage.run(local, work)
-                assert local.state is UNKNOWN
-                assert await settled(checker, "x-1") is truth
-            far.close()
-
-    asyncio.run(story())
-
+            with pytest.raises(OutcomeUnknown):
+                await stage.run(local, work)
+            assert local.state is UNKNOWN
+            assert await settled(checker, "x-1") is truth
+        far.close()
     assert bank.orders == ({"x-1"} if truth is COMMIT else set())
 
 
@@ -208,42 +204,39 @@ async def test_cancelling_during_the_commit_leaves_the_outcome_unknown(
 
 
 @pytest.mark.parametrize("bank", [*KINDS, *ON_MARIADB], indirect=True)
-def test_a_connection_killed_inside_a_transaction_leaves_nothing(bank):
-    async def story():
-        async with bank.stage() as stage:
-            local = stage.begin("x-1")
+@run_by("on_bank")
+async def test_a_connection_killed_inside_a_transaction_leaves_nothing(stage, /, bank):
+    local = stage.begin("x-1")
 
-            async def work(session):
-                await said(session, insert("x-1"))
-                await kill_session(bank, session)
-                await said(session, insert("x-1"))
+    async def work(session):
+        await said(session, insert("x-1"))
+        await kill_session(bank, session)
+        await said(session, insert("x-1"))
 
-            with pytest.raises(Exception) as caught:
-                await stage.run(local, work)
-            assert failure(caught.value) is Failure.LOST
-            assert local.state is ROLLBACK
-            assert await settled(stage, "x-1") is ROLLBACK
-            assert await stage.order("x-2") is COMMIT  # The source has recovered.
-
-    asyncio.run(story())
-
+    with pytest.raises(Exception) as caught:
+        await stage.run(local, work)
+    assert failure(caught.value) is Failure.LOST
+    assert local.state is ROLLBACK
+    assert await settled(stage, "x-1") is ROLLBACK
+    assert await stage.order("x-2") is COMMIT  # The source has recovered.
     assert bank.orders == {"x-2"}
 
 
 @pytest.mark.parametrize("bank", KINDS, indirect=True)
-@run_by(in_loop)
-async def test_a_connection_killed_before_the_commit_is_unknown_until_a_check_decides(bank):
-    async with bank.stage() as stage:
-        local = stage.begin("x-1")
+@run_by("on_bank")
+async def test_a_connection_killed_before_the_commit_is_unknown_until_a_check_decides(
+    stage, /, bank
+):
+    local = stage.begin("x-1")
 
-        async def work(session):
-            await said(session, insert("x-1"))
-            await kill_session(bank, session)
+    async def work(session):
+        await said(session, insert("x-1"))
+        await kill_session(bank, session)
 
-        with pytest.raises(OutcomeUnknown):
-            await stage.run(local, work)
-        assert local.state is UNKNOWN
-        assert await settled(stage, "x-1") is ROLLBACK
+    with pytest.raises(OutcomeUnknown):
+        await stage.run(local, work)
+    assert local.state is UNKNOWN
+    assert await settled(stage, "x-1") is ROLLBACK
 
 
 @pytest.mark.parametrize("kind", ["postgres-async", "psycopg-async-pool"])
@@ -276,19 +269,18 @@ async def test_a_check_without_a_reachable_server_is_unknown():
 @pytest.mark.parametrize(
     "bank", ["postgres-async", "psycopg-async-pool", *ON_MARIADB], indirect=True
 )
-@run_by(in_loop)
-async def test_a_deadlocked_transaction_can_be_retried_under_the_same_id(bank):
-    async with bank.stage() as stage:
-        rivals = Rivals(bank, stage)
+@run_by("on_bank")
+async def test_a_deadlocked_transaction_can_be_retried_under_the_same_id(stage, /, bank):
+    rivals = Rivals(bank, stage)
 
-        async def stops(xid, session, problem):
-            raise problem
+    async def stops(xid, session, problem):
+        raise problem
 
-        found = await rivals.meet(stops)
-        (problem,) = [each for each in found if each is not None]
-        assert failure(problem) is Failure.RETRY
-        (lost,) = [xid for xid, each in rivals.locals.items() if each.state is ROLLBACK]
-        assert await stage.order(lost) is COMMIT
+    found = await rivals.meet(stops)
+    (problem,) = [each for each in found if each is not None]
+    assert failure(problem) is Failure.RETRY
+    (lost,) = [xid for xid, each in rivals.locals.items() if each.state is ROLLBACK]
+    assert await stage.order(lost) is COMMIT
 
 
 @run_by(in_loop)
@@ -313,18 +305,14 @@ async def test_a_serialization_failure_at_the_commit_is_a_certain_rollback(postg
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_deferred_constraint_violation_is_a_certain_rollback(postgres_bank, kind):
+@run_by(in_loop)
+async def test_a_deferred_constraint_violation_is_a_certain_rollback(postgres_bank, kind):
     postgres_bank.order("ALTER TABLE orders ADD UNIQUE (amount) DEFERRABLE INITIALLY DEFERRED")
-
-    async def story():
-        async with postgres_bank.stage(kind) as stage:
-            await stage.order("x-1")
-            local = stage.begin("x-2")
-            with pytest.raises(Exception) as caught:
-                await stage.run(local, lambda session: said(session, insert("x-2")))
-            assert failure(caught.value) is Failure.DUPLICATE
-            assert local.state is ROLLBACK
-
-    asyncio.run(story())
-
+    async with postgres_bank.stage(kind) as stage:
+        await stage.order("x-1")
+        local = stage.begin("x-2")
+        with pytest.raises(Exception) as caught:
+            await stage.run(local, lambda session: said(session, insert("x-2")))
+        assert failure(caught.value) is Failure.DUPLICATE
+        assert local.state is ROLLBACK
     assert set(postgres_bank.fence) == {"x-1"}

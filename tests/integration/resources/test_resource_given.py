@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.util import greenlet_spawn
 
 from tests.integration.resources.resource_stage import Stage, insert, said
+from tests.running import in_loop, run_by
 from tests.servers.databases import conninfo
 from txmq.errors import ConfigError, DatabaseFailed, FenceMissing, FenceUnsafe
 from txmq.transaction.resources import SQLResource
@@ -81,20 +82,16 @@ def test_foreign_uncommitted_rows_are_not_committed_with_ours(bank):
 
 
 @pytest.mark.parametrize("kind", ["postgres-async", "sqlite-async"])
-def test_foreign_uncommitted_rows_are_detected_by_async_engines(bank_of_kind, kind):
+@run_by(in_loop)
+async def test_foreign_uncommitted_rows_are_detected_by_async_engines(bank_of_kind, kind):
     bank = bank_of_kind(kind)
-
-    async def story():
-        async with bank.stage(engine=AS_IT_IS) as stage:
-            engine = stage.resource._adapter._engine
-            pooled = await engine.raw_connection()
-            await pooled.driver_connection.execute(insert("foreign"))
-            await greenlet_spawn(pooled.close)
-            with pytest.raises(DatabaseFailed, match="already in a transaction"):
-                await stage.order("x-1")
-
-    asyncio.run(story())
-
+    async with bank.stage(engine=AS_IT_IS) as stage:
+        engine = stage.resource._adapter._engine
+        pooled = await engine.raw_connection()
+        await pooled.driver_connection.execute(insert("foreign"))
+        await greenlet_spawn(pooled.close)
+        with pytest.raises(DatabaseFailed, match="already in a transaction"):
+            await stage.order("x-1")
     assert bank.orders == set()
 
 

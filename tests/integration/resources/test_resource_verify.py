@@ -97,24 +97,21 @@ def test_an_autocommit_engine_is_refused(bank):
     assert bank.fence == {}
 
 
-def test_an_autocommit_connection_of_psycopg_is_put_into_a_transaction(postgres_bank):
-    async def story():
-        connect = functools.partial(psycopg.connect, conninfo(postgres_bank.url), autocommit=True)
-        resource = SQLResource(connect)
-        await resource.verify()
-        stage = Stage(resource)
-        local = stage.begin("x-1")
+@run_by(in_loop)
+async def test_an_autocommit_connection_of_psycopg_is_put_into_a_transaction(postgres_bank):
+    connect = functools.partial(psycopg.connect, conninfo(postgres_bank.url), autocommit=True)
+    resource = SQLResource(connect)
+    await resource.verify()
+    stage = Stage(resource)
+    local = stage.begin("x-1")
 
-        async def work(connection):
-            connection.execute(insert("x-1"))
-            raise ZeroDivisionError
+    async def work(connection):
+        connection.execute(insert("x-1"))
+        raise ZeroDivisionError
 
-        with pytest.raises(ZeroDivisionError):
-            await stage.run(local, work)
-        assert local.state is LocalTransactionState.ROLLBACK
-
-    asyncio.run(story())
-
+    with pytest.raises(ZeroDivisionError):
+        await stage.run(local, work)
+    assert local.state is LocalTransactionState.ROLLBACK
     assert (postgres_bank.fence, postgres_bank.orders) == ({}, set())
 
 
@@ -129,13 +126,12 @@ def test_postgresql_without_synchronous_commit_is_refused(postgres_bank, kind):
 
 
 @pytest.mark.fault("D2")
-@run_by(in_loop)
-async def test_sqlite_with_synchronous_off_is_refused(sqlite_bank):
-    async with sqlite_bank.stage(verified=False) as stage:
-        engine = stage.resource._adapter._engine
-        event.listen(engine, "connect", lambda made, _: made.execute("PRAGMA synchronous=OFF"))
-        with pytest.raises(FenceUnsafe, match="synchronous"):
-            await stage.resource.verify()
+@run_by("on_sqlite", verified=False)
+async def test_sqlite_with_synchronous_off_is_refused(stage, /):
+    engine = stage.resource._adapter._engine
+    event.listen(engine, "connect", lambda made, _: made.execute("PRAGMA synchronous=OFF"))
+    with pytest.raises(FenceUnsafe, match="synchronous"):
+        await stage.resource.verify()
 
 
 def test_a_read_only_connection_is_refused(postgres_bank):
@@ -190,15 +186,14 @@ def test_a_local_transaction_in_another_database_does_nothing(postgres, postgres
         other.close()
 
 
-@run_by(in_loop)
-async def test_a_resource_cannot_be_used_before_verify(postgres_bank):
-    async with postgres_bank.stage(verified=False) as stage:
-        with pytest.raises(UsageError):
-            stage.begin("x-1")
-        with pytest.raises(UsageError):
-            await stage.check("x-1")
-        with pytest.raises(UsageError):
-            await stage.resource.clean(1e6)
+@run_by("on_postgres", verified=False)
+async def test_a_resource_cannot_be_used_before_verify(stage, /):
+    with pytest.raises(UsageError):
+        stage.begin("x-1")
+    with pytest.raises(UsageError):
+        await stage.check("x-1")
+    with pytest.raises(UsageError):
+        await stage.resource.clean(1e6)
 
 
 @pytest.mark.fault("D7")
@@ -252,26 +247,22 @@ def test_a_single_connection_as_a_source_is_refused(postgres_bank):
         SQLResource(connection)
 
 
+@run_by("on_sqlite")
+async def test_cleaning_within_the_horizon_is_refused(stage, /):
+    with pytest.raises(ConfigError, match="still needed"):
+        await stage.resource.clean(600)
+    assert await stage.resource.clean(600, horizon=600) == 0
+
+
 @run_by(in_loop)
-async def test_cleaning_within_the_horizon_is_refused(sqlite_bank):
-    async with sqlite_bank.stage() as stage:
-        with pytest.raises(ConfigError, match="still needed"):
-            await stage.resource.clean(600)
-        assert await stage.resource.clean(600, horizon=600) == 0
-
-
-def test_a_fence_can_have_another_name_and_schema(bare_bank):
+async def test_a_fence_can_have_another_name_and_schema(bare_bank):
     bare_bank.order("CREATE SCHEMA IF NOT EXISTS tx")
     engine = create_engine(bare_bank.url)
     assert create_fence(engine, "fence", "tx")
     assert not create_fence(engine, "fence", "tx")
-
-    async def story():
-        resource = SQLResource(engine, fence="fence", schema="tx")
-        await resource.verify()
-        assert await resource.check("x-1", "icbc", 1) is LocalTransactionState.ROLLBACK
-
-    asyncio.run(story())
+    resource = SQLResource(engine, fence="fence", schema="tx")
+    await resource.verify()
+    assert await resource.check("x-1", "icbc", 1) is LocalTransactionState.ROLLBACK
     assert bare_bank.order("SELECT xid FROM tx.fence") == [("x-1",)]
     bare_bank.order("DROP SCHEMA tx CASCADE")
     engine.dispose()
@@ -293,7 +284,8 @@ def test_the_printed_ddl_creates_a_usable_fence(bank):
     assert verified(bank)
 
 
-def test_orm_objects_can_be_used_after_the_commit(postgres_bank):
+@run_by(in_loop)
+async def test_orm_objects_can_be_used_after_the_commit(postgres_bank):
     from sqlalchemy import Column, Integer, String
     from sqlalchemy.orm import declarative_base
 
@@ -302,47 +294,42 @@ def test_orm_objects_can_be_used_after_the_commit(postgres_bank):
     account = type("Account", (base,), {**mapped, "amount": Column(Integer)})
     postgres_bank.order("DROP TABLE IF EXISTS accounts")
     postgres_bank.order("CREATE TABLE accounts (id VARCHAR PRIMARY KEY, amount INTEGER)")
+    async with postgres_bank.stage() as stage:
+        local, made = stage.begin("x-1"), account(id="a", amount=7)
 
-    async def story():
-        async with postgres_bank.stage() as stage:
-            local, made = stage.begin("x-1"), account(id="a", amount=7)
+        async def work(session):
+            session.add(made)  # Written when the local transaction ends.
 
-            async def work(session):
-                session.add(made)  # Written when the local transaction ends.
+        await stage.run(local, work)
+        assert (local.state, made.amount) == (LocalTransactionState.COMMIT, 7)
 
-            await stage.run(local, work)
-            assert (local.state, made.amount) == (LocalTransactionState.COMMIT, 7)
+        twice = stage.begin("x-2")
 
-            twice = stage.begin("x-2")
+        async def again(session):
+            session.add(account(id="a", amount=8))
 
-            async def again(session):
-                session.add(account(id="a", amount=8))
+        with pytest.raises(Exception, match="accounts_pkey"):
+            await stage.run(twice, again)
+        assert twice.state is LocalTransactionState.ROLLBACK
 
-            with pytest.raises(Exception, match="accounts_pkey"):
-                await stage.run(twice, again)
-            assert twice.state is LocalTransactionState.ROLLBACK
+        broken = stage.begin("x-3")
 
-            broken = stage.begin("x-3")
+        async def never(session):
+            event.listen(session, "before_flush", lambda *_: 1 / 0)
+            session.add(account(id="b", amount=9))
 
-            async def never(session):
-                event.listen(session, "before_flush", lambda *_: 1 / 0)
-                session.add(account(id="b", amount=9))
-
-            with pytest.raises(ZeroDivisionError):
-                await stage.run(broken, never)  # The commit had not been requested yet.
-            assert broken.state is LocalTransactionState.ROLLBACK
-
-    asyncio.run(story())
+        with pytest.raises(ZeroDivisionError):
+            await stage.run(broken, never)  # The commit had not been requested yet.
+        assert broken.state is LocalTransactionState.ROLLBACK
     assert set(postgres_bank.fence) == {"x-1"}
 
 
 @pytest.mark.parametrize("xid", ["", "\u4e2d", "x" * 256, "x-1 ", "x\0"])
-@run_by(in_loop)
-async def test_ids_that_some_databases_cannot_store_are_refused(sqlite_bank, xid):
-    async with sqlite_bank.stage() as stage:
-        with pytest.raises((UsageError, LimitExceeded)):
-            stage.begin(xid)
-        assert await stage.check(xid) is LocalTransactionState.UNKNOWN
+@run_by("on_sqlite")
+async def test_ids_that_some_databases_cannot_store_are_refused(stage, /, xid):
+    with pytest.raises((UsageError, LimitExceeded)):
+        stage.begin(xid)
+    assert await stage.check(xid) is LocalTransactionState.UNKNOWN
 
 
 @run_by(in_loop)

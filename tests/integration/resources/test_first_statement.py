@@ -8,15 +8,13 @@ import psycopg
 import psycopg_pool
 import pytest
 
-from tests.integration.resources.resource_stage import Stage, said
+from tests.integration.resources.resource_stage import COMMIT, ROLLBACK, Stage, said
 from tests.running import in_loop, run_by
 from tests.servers.databases import conninfo
 from txmq.databases import postgres as first_statement
 from txmq.errors import RolledBackByCheck
 from txmq.transaction.resources import SQLResource
-from txmq.transaction.state import LocalTransactionState
 
-COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
 ONE = pytest.mark.parametrize("bank", ["postgres"], indirect=True)
 
 

@@ -5,15 +5,21 @@ import contextlib
 
 import pytest
 
-from tests.integration.resources.resource_stage import ON_MARIADB, Bank, insert, now_ms, said
+from tests.integration.resources.resource_stage import (
+    COMMIT,
+    ON_MARIADB,
+    ROLLBACK,
+    UNKNOWN,
+    Bank,
+    insert,
+    now_ms,
+    said,
+)
 from tests.integration.resources.test_resource_faults import Rivals, settled, take
 from tests.running import in_loop, run_by
 from txmq.databases.failures import Failure, failure
 from txmq.errors import DatabaseFailed, FenceUnsafe, TransactionBroken
-from txmq.transaction.state import LocalTransactionState
 
-COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
-UNKNOWN = LocalTransactionState.UNKNOWN
 DAY_S = 86_400
 
 

@@ -10,10 +10,13 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from tests.integration.resources.resource_stage import (
+    COMMIT,
     GROUP,
     KINDS,
     ON_MARIADB,
     ON_POSTGRES,
+    ROLLBACK,
+    UNKNOWN,
     insert,
     now_ms,
     said,
@@ -30,10 +33,7 @@ from txmq.errors import (
     TransactionExpired,
     UsageError,
 )
-from txmq.transaction.state import LocalTransactionState
 
-COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
-UNKNOWN = LocalTransactionState.UNKNOWN
 COMMITTED, ROLLED_BACK = 1, 2
 UNSURE = [kind for kind in KINDS if kind not in (*ON_POSTGRES, "sqlite-django")]
 """Their drivers do not say how a transaction stands."""
@@ -84,7 +84,7 @@ async def test_a_transaction_rolled_back_by_a_check_cannot_commit_later(stage, /
     assert [await stage.check("x-1") for _ in range(2)] == [ROLLBACK] * 2
     late = stage.begin("x-1")
     with pytest.raises(RolledBackByCheck):
-        await stage.run(late, lambda session: said(session, insert("x-1")))
+        await stage.say(late, insert("x-1"))
     assert late.state is ROLLBACK
     assert await stage.check("x-1") is ROLLBACK
     assert bank.fence == {"x-1": ROLLED_BACK}
@@ -113,7 +113,7 @@ async def test_a_second_transaction_under_a_committed_id_is_refused(stage, /, ba
     await stage.order("x-1")
     again = stage.begin("x-1")
     with pytest.raises(CommittedBefore):
-        await stage.run(again, lambda session: said(session, insert("x-1")))
+        await stage.say(again, insert("x-1"))
     assert again.state is COMMIT
     assert bank.order("SELECT count(*) FROM orders") == [(1,)]
 
@@ -124,7 +124,7 @@ async def test_another_group_can_neither_check_nor_repeat_a_transaction(stage, /
     assert await stage.check("x-1", group="ccb") is UNKNOWN
     other = stage.begin("x-1", group="ccb")
     with pytest.raises(UsageError, match=GROUP):
-        await stage.run(other, lambda session: said(session, insert("x-1")))
+        await stage.say(other, insert("x-1"))
     assert other.state is UNKNOWN
 
 
@@ -141,7 +141,7 @@ async def test_a_changed_fence_identity_is_refused_and_checks_are_unknown(stage,
     bank.order("UPDATE txmq_fence_mark SET identity = 'another'")
     local = stage.begin("x-1")
     with pytest.raises(FenceElsewhere):
-        await stage.run(local, lambda session: said(session, insert("x-1")))
+        await stage.say(local, insert("x-1"))
     assert await stage.check("x-2") is UNKNOWN
     assert (bank.fence, bank.orders) == ({}, set())
 
@@ -248,12 +248,7 @@ SETTINGS = [
 async def test_changing_a_session_setting_is_not_taken_for_an_end(stage, /, bank, setting):
     """Even a setting that the end of a transaction would reset."""
     local = stage.begin("x-1")
-
-    async def work(session):
-        await said(session, setting)
-        await said(session, insert("x-1"))
-
-    await stage.run(local, work)
+    await stage.say(local, setting, insert("x-1"))
     assert local.state is COMMIT
     assert bank.orders == {"x-1"}
 
@@ -266,14 +261,8 @@ async def test_a_commit_or_rollback_inside_is_detected_behind_a_pooler(bank, end
     async with bank.stage() as stage:
         assert await stage.order("x-0") is COMMIT
         local = stage.begin("x-1")
-
-        async def work(session):
-            await said(session, insert("x-1"))
-            await said(session, f"{end} AND CHAIN")
-            await said(session, insert("late"))
-
         with pytest.raises(OutcomeUnknown, match="ended inside"):
-            await stage.run(local, work)
+            await stage.say(local, insert("x-1"), f"{end} AND CHAIN", insert("late"))
         assert local.state is UNKNOWN
         assert await stage.check("x-1") is (COMMIT if end == "COMMIT" else ROLLBACK)
     assert bank.orders == ({"x-0", "x-1"} if end == "COMMIT" else {"x-0"})
@@ -283,14 +272,9 @@ async def test_a_commit_or_rollback_inside_is_detected_behind_a_pooler(bank, end
 @run_by("on_bank")
 async def test_a_rollback_to_a_savepoint_is_not_taken_for_an_end(stage, /, bank):
     local = stage.begin("x-1")
-
-    async def work(session):
-        await said(session, "SAVEPOINT here")
-        await said(session, insert("late"))
-        await said(session, "ROLLBACK TO SAVEPOINT here")
-        await said(session, insert("x-1"))
-
-    await stage.run(local, work)
+    await stage.say(
+        local, "SAVEPOINT here", insert("late"), "ROLLBACK TO SAVEPOINT here", insert("x-1")
+    )
     assert local.state is COMMIT
     assert await stage.check("x-1") is COMMIT
     assert bank.orders == {"x-1"}
@@ -386,9 +370,9 @@ async def test_with_and_async_with_must_match_the_source(stage, /):
 @run_by("on_bank")
 async def test_a_local_transaction_object_cannot_be_entered_twice(stage, /):
     local = stage.begin("x-1")
-    await stage.run(local, lambda session: said(session, insert("x-1")))
+    await stage.say(local, insert("x-1"))
     with pytest.raises(UsageError):
-        await stage.run(local, lambda session: said(session, insert("x-1")))
+        await stage.say(local, insert("x-1"))
     assert local.state is COMMIT
 
 
@@ -419,7 +403,7 @@ async def test_a_transaction_older_than_the_cleaned_fence_is_unknown(stage, /, b
     assert await stage.check("x-1", born_ms=old_ms) is UNKNOWN
     asleep = stage.begin("x-1", born_ms=old_ms)
     with pytest.raises(TransactionExpired):
-        await stage.run(asleep, lambda session: said(session, insert("x-1")))
+        await stage.say(asleep, insert("x-1"))
     assert asleep.state is UNKNOWN
     assert (bank.fence, bank.orders) == ({}, set())
 

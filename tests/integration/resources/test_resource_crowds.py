@@ -9,14 +9,18 @@ import random
 
 import pytest
 
-from tests.integration.resources.resource_stage import GROUP, ON_MARIADB, now_ms
+from tests.integration.resources.resource_stage import (
+    COMMIT,
+    GROUP,
+    ON_MARIADB,
+    ROLLBACK,
+    UNKNOWN,
+    now_ms,
+)
 from tests.integration.resources.test_resource_races import AT_ONCE, DELAY_S, Race, agree, count
 from tests.running import in_loop, run_by
 from txmq.transaction.resources import SQLResource
-from txmq.transaction.state import LocalTransactionState
 
-COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
-UNKNOWN = LocalTransactionState.UNKNOWN
 CROWD = 30
 CLEANED_MS = 1_000_000
 WAITING = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock'"

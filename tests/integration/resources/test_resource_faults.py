@@ -7,14 +7,19 @@ from typing import NamedTuple
 import psycopg
 import pytest
 
-from tests.integration.resources.resource_stage import ON_MARIADB, Bank, insert, said
+from tests.integration.resources.resource_stage import (
+    COMMIT,
+    ON_MARIADB,
+    ROLLBACK,
+    UNKNOWN,
+    Bank,
+    insert,
+    said,
+)
 from tests.running import in_loop, run_by
 from txmq.databases.failures import Failure, failure
 from txmq.errors import OutcomeUnknown
-from txmq.transaction.state import LocalTransactionState
 
-COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
-UNKNOWN = LocalTransactionState.UNKNOWN
 KINDS = ["postgres", "postgres-async", "postgres-django", "psycopg-pool", "psycopg-async"]
 ITS_PATIENCE_S = 5.0
 
@@ -312,7 +317,7 @@ async def test_a_deferred_constraint_violation_is_a_certain_rollback(postgres_ba
         await stage.order("x-1")
         local = stage.begin("x-2")
         with pytest.raises(Exception) as caught:
-            await stage.run(local, lambda session: said(session, insert("x-2")))
+            await stage.say(local, insert("x-2"))
         assert failure(caught.value) is Failure.DUPLICATE
         assert local.state is ROLLBACK
     assert set(postgres_bank.fence) == {"x-1"}

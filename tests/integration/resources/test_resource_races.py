@@ -13,13 +13,19 @@ from collections import Counter
 
 import pytest
 
-from tests.integration.resources.resource_stage import GROUP, ON_MARIADB, insert, now_ms, said
+from tests.integration.resources.resource_stage import (
+    COMMIT,
+    GROUP,
+    ON_MARIADB,
+    ROLLBACK,
+    UNKNOWN,
+    insert,
+    now_ms,
+    said,
+)
 from tests.running import in_loop, run_by
 from txmq.errors import RolledBackByCheck
-from txmq.transaction.state import LocalTransactionState
 
-COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
-UNKNOWN = LocalTransactionState.UNKNOWN
 COMMITTED, ROLLED_BACK = 1, 2
 AT_ONCE = 8
 DELAY_S = 0.012
@@ -185,7 +191,7 @@ async def test_many_checks_and_a_commit_of_one_id_get_one_answer(stage, /):
 
         async def commit(late=late, xid=xid):
             with contextlib.suppress(RolledBackByCheck):
-                await stage.run(late, lambda session: said(session, insert(xid)))
+                await stage.say(late, insert(xid))
 
         answers = await asyncio.gather(commit(), *(stage.check(xid) for _ in range(6)))
         known = set(answers[1:]) - {UNKNOWN}
@@ -206,6 +212,7 @@ async def test_a_check_that_waited_for_a_commit_sees_it_at_every_isolation_level
             while not await asyncio.to_thread(postgres_bank.order, waiting):
                 assert not asked.done()
         assert await asked is COMMIT
+        assert await stage.check("x-2") is ROLLBACK
 
 
 @run_by("on_postgres", "postgres-async", resource={"check_wait": 0.1})

@@ -7,11 +7,9 @@ import pytest
 from sqlalchemy import event, text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
-from tests.integration.resources.resource_stage import Stage, insert, said
+from tests.integration.resources.resource_stage import COMMIT, ROLLBACK, Stage, insert, said
 from txmq.transaction.resources import SQLResource
-from txmq.transaction.state import LocalTransactionState
 
-COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
 ONE = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 5}
 
 
@@ -91,7 +89,7 @@ async def test_a_session_class_whose_commit_raises_leaves_nothing(bank):
     async with staged(bank, Unwilling, **ONE) as (stage, engine):
         local = stage.begin("x-1")
         with pytest.raises(Refused):
-            await stage.run(local, lambda session: said(session, insert("x-1")))
+            await stage.say(local, insert("x-1"))
         assert local.state is not COMMIT
         assert engine.pool.checkedout() == 0
     assert bank.fence == {}
@@ -112,9 +110,7 @@ async def test_cancelling_during_the_pool_reset_does_not_hide_the_commit(bank):
                 cursor.execute("SELECT pg_sleep(60)")
 
         local = stage.begin("x-1")
-        running = asyncio.ensure_future(
-            stage.run(local, lambda session: said(session, insert("x-1")))
-        )
+        running = asyncio.ensure_future(stage.say(local, insert("x-1")))
         await resets.wait()
         while not bank.order("SELECT pid FROM pg_stat_activity WHERE query LIKE '%pg_sleep(60)'"):
             await asyncio.sleep(0.01)

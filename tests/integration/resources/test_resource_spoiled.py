@@ -8,15 +8,13 @@ import time
 import psycopg
 import pytest
 
-from tests.integration.resources.resource_stage import GROUP, now_ms
+from tests.integration.resources.resource_stage import GROUP, ROLLBACK, UNKNOWN, now_ms
 from tests.running import in_loop, run_by
 from tests.servers.databases import conninfo
 from txmq.errors import UsageError
 from txmq.transaction.resources import SQLResource
 from txmq.transaction.state import LocalTransactionState
 
-ROLLBACK = LocalTransactionState.ROLLBACK
-UNKNOWN = LocalTransactionState.UNKNOWN
 CROWD = 60
 
 

@@ -12,14 +12,12 @@ import threading
 import pytest
 from typer.testing import CliRunner
 
-from tests.integration.xa.xa_stage import GROUP, OPENING, now_ms, order_of, run
+from tests.integration.xa.xa_stage import MOVED, STILL, booked
 from tests.integration.xa.xa_wire import Line, spelled
 from tests.servers.serving import environment
 from txmq.cli.root import app
 from txmq.transaction.resources.two_phase import gid_of
 
-MOVED = {"icbc": OPENING - 100, "ccb": OPENING + 100}
-STILL = {"icbc": OPENING, "ccb": OPENING}
 LINE_SECONDS = 30
 
 
@@ -32,7 +30,7 @@ def txmq(command, banks, *words, urls=None):
 async def decided(banks, xid):
     """Decide a commit that neither bank has carried out yet."""
     async with banks.service() as resource:
-        await run(resource, resource.local(xid, GROUP, now_ms()), order_of(100))
+        await booked(resource, xid)
 
 
 async def undecided(banks, xid):

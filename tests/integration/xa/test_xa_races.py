@@ -14,12 +14,9 @@ from collections import Counter
 import pytest
 
 from tests.integration.transaction.crash_stage import soak
-from tests.integration.xa.xa_stage import GROUP, now_ms, run, said
+from tests.integration.xa.xa_stage import COMMIT, GROUP, ROLLBACK, now_ms, run, said
 from txmq.errors import CommittedBefore, DatabaseFailed, OutcomeUnknown, RolledBackByCheck
-from txmq.transaction.state import LocalTransactionState
 
-COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
-UNKNOWN = LocalTransactionState.UNKNOWN
 COMMITTED = 1
 LANES = 6
 DELAY_S = 0.02

@@ -13,6 +13,7 @@ from tests.integration.idempotent.shop_stage import EVERYWHERE, IN_SESSIONS, TAB
 from tests.integration.resources.resource_stage import ON_MARIADB
 from tests.servers import mariadb
 from tests.servers.database_server import wanted
+from tests.traffic.effects import Effects
 
 HERE = Path(__file__).parent
 FIRST_START_SECONDS = 300
@@ -116,6 +117,23 @@ def shop_of(request):
     """Makes one for a guard and a kind."""
     with contextlib.ExitStack() as stack:
         yield lambda guard, kind: stack.enter_context(shop_with((guard, kind), request))
+
+
+@pytest.fixture
+def effects_in(request, tmp_path):
+    """Where effects of a kind of database are."""
+    with contextlib.ExitStack() as stack:
+
+        def make(kind):
+            if kind == "sqlite":
+                url = make_url(f"sqlite:///{tmp_path}/effects.db")
+            else:
+                url = stack.enter_context(request.getfixturevalue("postgres").database())
+            effects = Effects(url)
+            stack.callback(effects.close)
+            return effects.prepare()
+
+        yield make
 
 
 @pytest.fixture(scope="session")

@@ -10,11 +10,10 @@ import os
 
 import pytest
 from sqlalchemy import create_engine, text
-from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from tests.faults.broken_guards import MARK, MarkedFirst
-from tests.traffic.effects import EFFECT, PAYMENT, Effects, engine_options
+from tests.traffic.effects import EFFECT, PAYMENT, engine_options
 from txmq.idempotent.guard import idempotent
 from txmq.idempotent.unique_key import UniqueKeyTable
 from txmq.testing.deliveries import Deliveries, End, Point, received
@@ -32,23 +31,6 @@ def keys(modest):
 def deliveries(count, **how):
     messages = [received("Orders", b"tea", key=f"order-{number}") for number in range(count)]
     return Deliveries(messages, **how)
-
-
-@pytest.fixture
-def effects_in(request, tmp_path):
-    """Where effects of a kind of database are."""
-    with contextlib.ExitStack() as stack:
-
-        def make(kind):
-            if kind == "sqlite":
-                url = make_url(f"sqlite:///{tmp_path}/effects.db")
-            else:
-                url = stack.enter_context(request.getfixturevalue("postgres").database())
-            effects = Effects(url)
-            stack.callback(effects.close)
-            return effects.prepare()
-
-        yield make
 
 
 @pytest.fixture

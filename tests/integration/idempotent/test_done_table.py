@@ -114,19 +114,18 @@ async def test_autocommit_is_refused(shop_of, kind):
     assert shop.order("SELECT count(*) FROM txmq_done") == [(0,)]
 
 
-@run_by(in_loop)
-async def test_cleaning_removes_old_rows_in_batches(shop_with_table):
-    shop = shop_with_table
-    async with shop.stage() as stage:
-        function = stage.behind(plain(stage))
-        for number in range(7):
-            await stage.call(function, f"old {number}")
-        shop.order("UPDATE txmq_done SET done_ms = done_ms - :age", age=int(AGE_S * 1000) + 1)
-        await stage.call(function, "young")
-        assert await stage.call(stage.guard.clean, AGE_S + 60, batch=3) == 0
-        assert await stage.call(stage.guard.clean, AGE_S, batch=3) == 7
-        assert await stage.call(stage.guard.clean, AGE_S) == 0
-        await stage.call(function, "young")
+@run_by("with_table")
+async def test_cleaning_removes_old_rows_in_batches(stage, /):
+    shop = stage.shop
+    function = stage.behind(plain(stage))
+    for number in range(7):
+        await stage.call(function, f"old {number}")
+    shop.order("UPDATE txmq_done SET done_ms = done_ms - :age", age=int(AGE_S * 1000) + 1)
+    await stage.call(function, "young")
+    assert await stage.call(stage.guard.clean, AGE_S + 60, batch=3) == 0
+    assert await stage.call(stage.guard.clean, AGE_S, batch=3) == 7
+    assert await stage.call(stage.guard.clean, AGE_S) == 0
+    await stage.call(function, "young")
     assert shop.order("SELECT done_key FROM txmq_done") == [("young",)]
     assert shop.effects.count("young") == 1
 

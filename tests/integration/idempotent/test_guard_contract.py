@@ -195,24 +195,23 @@ async def test_a_kept_result_is_returned_again(stage, /):
     indirect=True,
     ids="-".join,
 )
-@run_by(in_loop)
-async def test_a_result_that_cannot_be_kept_undoes_the_work(shop_in_session):
-    shop = shop_in_session
-    async with shop.stage() as stage:
+@run_by("in_session")
+async def test_a_result_that_cannot_be_kept_undoes_the_work(stage, /):
+    shop = stage.shop
 
-        async def answers(session, name, answer):
-            await stage.effect(session, name)
-            return answer
+    async def answers(session, name, answer):
+        await stage.effect(session, name)
+        return answer
 
-        function = stage.behind(answers, keeps_result=True)
-        with pytest.raises(LimitExceeded):
-            await stage.call(function, "a", TOO_LARGE)
-        for result in UNFIT:
-            with pytest.raises(UsageError, match="JSON"):
-                await stage.call(function, "a", result)
-        assert shop.effects == []
-        assert await stage.call(function, "a", TOO_LARGE[:60_000]) == TOO_LARGE[:60_000]
-        assert await stage.call(function, "a", "new") == TOO_LARGE[:60_000]
+    function = stage.behind(answers, keeps_result=True)
+    with pytest.raises(LimitExceeded):
+        await stage.call(function, "a", TOO_LARGE)
+    for result in UNFIT:
+        with pytest.raises(UsageError, match="JSON"):
+            await stage.call(function, "a", result)
+    assert shop.effects == []
+    assert await stage.call(function, "a", TOO_LARGE[:60_000]) == TOO_LARGE[:60_000]
+    assert await stage.call(function, "a", "new") == TOO_LARGE[:60_000]
     assert shop.effects == ["a"]
 
 

@@ -1,6 +1,5 @@
 """Functions that end the transaction of their guard, or go on in a broken one."""
 
-import asyncio
 import contextlib
 
 import pytest
@@ -32,22 +31,21 @@ async def goes_on(session, name):
 
 @KEEPS
 @pytest.mark.parametrize("says_more", [False, True])
-@run_by(in_loop)
+@run_by("in_session")
 async def test_a_commit_inside_the_function_is_noticed_and_nothing_is_done_twice(
-    shop_in_session, keeps, says_more
+    stage, /, keeps, says_more
 ):
-    shop = shop_in_session
-    async with shop.stage() as stage:
+    shop = stage.shop
 
-        async def commits(session, name):
-            await stage.effect(session, name)
-            await said(session, "COMMIT")
-            if says_more:
-                await goes_on(session, "late")
+    async def commits(session, name):
+        await stage.effect(session, name)
+        await said(session, "COMMIT")
+        if says_more:
+            await goes_on(session, "late")
 
-        with pytest.raises(OutcomeUnknown, match="ended inside"):
-            await stage.call(stage.behind(commits, **keeping(shop, keeps)), "a")
-        await stage.call(stage.behind(plain(stage)), "a")
+    with pytest.raises(OutcomeUnknown, match="ended inside"):
+        await stage.call(stage.behind(commits, **keeping(shop, keeps)), "a")
+    await stage.call(stage.behind(plain(stage)), "a")
     assert shop.effects == ["a"]
 
 
@@ -72,43 +70,37 @@ async def test_effects_after_a_rollback_inside_are_not_committed_without_their_k
 
 
 @KEEPS
-def test_a_swallowed_database_error_cannot_look_like_a_commit(shop_in_session, keeps):
-    shop = shop_in_session
+@run_by("in_session")
+async def test_a_swallowed_database_error_cannot_look_like_a_commit(stage, /, keeps):
+    shop = stage.shop
 
-    async def story():
-        async with shop.stage() as stage:
+    async def breaks(session, name):
+        await stage.effect(session, name)
+        with contextlib.suppress(Exception):
+            await said(session, effect("late", amount=-1))
 
-            async def breaks(session, name):
-                await stage.effect(session, name)
-                with contextlib.suppress(Exception):
-                    await said(session, effect("late", amount=-1))
-
-            function = stage.behind(breaks, **keeping(shop, keeps))
-            if shop.kind.startswith(("sqlite", "mysql")):
-                await stage.call(function, "a")  # One failed statement, and the others stand.
-                return
-            with pytest.raises(TransactionBroken):
-                await stage.call(function, "a")
-            await stage.call(stage.behind(plain(stage)), "a")
-
-    asyncio.run(story())
-
+    function = stage.behind(breaks, **keeping(shop, keeps))
+    if shop.kind.startswith(("sqlite", "mysql")):
+        await stage.call(function, "a")  # One failed statement, and the others stand.
+    else:
+        with pytest.raises(TransactionBroken):
+            await stage.call(function, "a")
+        await stage.call(stage.behind(plain(stage)), "a")
     assert shop.effects == ["a"]
 
 
 @KEEPS
-@run_by(in_loop)
-async def test_an_open_savepoint_is_not_taken_for_an_end(shop_in_session, keeps):
-    shop = shop_in_session
-    async with shop.stage() as stage:
+@run_by("in_session")
+async def test_an_open_savepoint_is_not_taken_for_an_end(stage, /, keeps):
+    shop = stage.shop
 
-        async def saves(session, name):
-            await said(session, "SAVEPOINT here")
-            await stage.effect(session, name)
+    async def saves(session, name):
+        await said(session, "SAVEPOINT here")
+        await stage.effect(session, name)
 
-        function = stage.behind(saves, **keeping(shop, keeps))
-        for _ in range(2):
-            await stage.call(function, "a")
+    function = stage.behind(saves, **keeping(shop, keeps))
+    for _ in range(2):
+        await stage.call(function, "a")
     assert shop.effects == ["a"]
 
 

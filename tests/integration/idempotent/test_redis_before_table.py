@@ -12,7 +12,16 @@ from queue import Empty, LifoQueue
 import pytest
 from sqlalchemy import event
 
-from tests.integration.idempotent.redis_stage import IN_FRONT, entered, until
+from tests.integration.idempotent.redis_stage import (
+    IN_FRONT,
+    KEY,
+    entered,
+    evict,
+    flush,
+    restart,
+    stuck,
+    until,
+)
 from tests.running import run_by
 from txmq.errors import OutcomeUnknown
 from txmq.idempotent.guard import Verdict
@@ -22,7 +31,6 @@ pytestmark = [
     pytest.mark.timeout(300),  # The first of these tests may have to fetch a server.
     pytest.mark.parametrize("stage", IN_FRONT, indirect=True),
 ]
-KEY = "order-1"
 WORKERS = 8
 DELIVERIES = 5
 TOGETHER = 20
@@ -31,20 +39,6 @@ KEYS = 10_000 if os.environ.get("TXMQ_SOAK") else 300
 
 def nothing(server):
     pass
-
-
-def flush(server):
-    server.flush()
-
-
-def restart(server):
-    server.restart_empty()
-
-
-def evict(server):
-    with server.evicting():
-        server.order("SET", "filler", "." * 1024)
-        server.evict(f"txmq:done:\0{KEY}")
 
 
 def kill(server):
@@ -197,12 +191,9 @@ async def test_a_stuck_redis_is_asked_once_a_second_and_logged_once(stage, /, ca
     caplog.set_level(logging.INFO, logger="txmq.idempotent.redis")
     guard = stage.guard(stage.client(socket_timeout=0.1), clock=Still())
     await stage.deliver(guard, "another")
-    stage.server.pause()
-    try:
+    with stuck(stage.server):
         for number in range(30):
             assert await stage.verdict(guard, f"order-{number}") == "FIRST"
-    finally:
-        stage.server.resume()
 
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 

@@ -4,8 +4,17 @@ import logging
 
 import pytest
 
-from tests.integration.idempotent.redis_stage import ALONE, awaited, entered, until
-from tests.running import run_by
+from tests.integration.idempotent.redis_stage import (
+    ALONE,
+    KEY,
+    down,
+    evict,
+    flush,
+    restart,
+    stuck,
+    until,
+)
+from tests.running import in_loop, run_by
 from tests.servers.database_server import wanted
 from tests.servers.redis_server import redis_server as server_with
 from txmq.errors import DatabaseFailed, Effect, LeaseLost
@@ -14,20 +23,6 @@ pytestmark = [
     pytest.mark.timeout(300),  # The first of these tests may have to fetch a server.
     pytest.mark.parametrize("stage", ALONE, indirect=True),
 ]
-KEY = "order-1"
-
-
-def flush(server):
-    server.flush()
-
-
-def restart(server):
-    server.restart_empty()
-
-
-def evict(server):
-    with server.evicting():
-        server.evict(f"txmq:done:\0{KEY}")
 
 
 LOSSES = [flush, restart, evict]
@@ -109,12 +104,8 @@ async def test_a_late_attempt_neither_finishes_nor_frees_the_lease_of_another(st
 @run_by("in_redis")
 async def test_nothing_is_done_while_redis_is_down(stage, /):
     guard = stage.guard()
-    stage.server.kill()
-    try:
-        with pytest.raises(DatabaseFailed) as raised:
-            await stage.deliver(guard, KEY)
-    finally:
-        stage.server.start()
+    with down(stage.server), pytest.raises(DatabaseFailed) as raised:
+        await stage.deliver(guard, KEY)
 
     assert raised.value.retryable
     assert raised.value.effect is Effect.NONE
@@ -125,12 +116,8 @@ async def test_nothing_is_done_while_redis_is_down(stage, /):
 async def test_nothing_is_done_while_redis_is_stuck(stage, /):
     guard = stage.guard(lease=0.1)
     await stage.deliver(guard, "another")
-    stage.server.pause()
-    try:
-        with pytest.raises(DatabaseFailed):
-            await stage.deliver(guard, KEY)
-    finally:
-        stage.server.resume()
+    with stuck(stage.server), pytest.raises(DatabaseFailed):
+        await stage.deliver(guard, KEY)
     assert stage.effects(KEY) == 0
 
     # Redis may have taken the claim of the failed call; then its lease frees it.
@@ -141,25 +128,17 @@ async def test_nothing_is_done_while_redis_is_stuck(stage, /):
     assert stage.effects(KEY) == 1
 
 
-@pytest.mark.parametrize("away", ["killed", "stuck"])
+@pytest.mark.parametrize("away", [down, stuck])
 @run_by("in_redis")
 async def test_redis_failing_at_the_end_of_the_work_is_logged_and_the_work_repeated(
     stage, /, away, caplog
 ):
     caplog.set_level(logging.WARNING)
-    leave, come = (
-        (stage.server.kill, stage.server.start)
-        if away == "killed"
-        else (stage.server.pause, stage.server.resume)
-    )
     guard = stage.guard(lease=0.1)
-
-    try:
-        async with entered(guard.attempt(KEY)) as attempt:
-            await stage.effect(attempt, KEY)
-            leave()
-    finally:
-        come()
+    attempt = await stage.enter(guard.attempt(KEY))
+    await stage.effect(attempt, KEY)
+    with away(stage.server):
+        await stage.leave(attempt)
 
     assert ["could not record it" in record.getMessage() for record in caplog.records] == [True]
 
@@ -168,7 +147,7 @@ async def test_redis_failing_at_the_end_of_the_work_is_logged_and_the_work_repea
 
     await until(is_known)
     # A stuck Redis may still have received the command.
-    assert stage.effects(KEY) == 2 if away == "killed" else stage.effects(KEY) in (1, 2)
+    assert stage.effects(KEY) == 2 if away is down else stage.effects(KEY) in (1, 2)
 
 
 @run_by("in_redis")
@@ -176,11 +155,8 @@ async def test_redis_being_down_when_the_work_fails_is_only_logged(stage, /, cap
     caplog.set_level(logging.WARNING)
     attempt = await stage.enter(stage.guard().attempt(KEY))
 
-    stage.server.kill()
-    try:
+    with down(stage.server):
         await stage.leave(attempt, ValueError("no tea"))
-    finally:
-        stage.server.start()
 
     assert len(caplog.records) == 1
 
@@ -196,7 +172,7 @@ async def test_foreign_values_under_our_redis_keys_are_refused(stage, /):
             await stage.deliver(guard, key)
 
 
-@awaited
+@run_by(in_loop)
 async def test_redis_with_an_append_only_file_remembers_after_a_kill(stage):
     logged = ("--appendonly", "yes", "--appendfsync", "always")
     with wanted(lambda: server_with(*logged, is_own=True)) as server:

@@ -1,7 +1,6 @@
 """Broken connections, lost commit replies, deadlocks: which outcome may be reported then."""
 
 import asyncio
-import contextlib
 from typing import NamedTuple
 
 import psycopg
@@ -16,6 +15,7 @@ from tests.integration.resources.resource_stage import (
     insert,
     said,
 )
+from tests.integration.transaction.crash_wire import Wire
 from tests.running import in_loop, run_by
 from txmq.databases.failures import Failure, failure
 from txmq.errors import OutcomeUnknown
@@ -60,60 +60,33 @@ async def settled(stage, xid):
     return answer
 
 
-class Proxy:
+class Proxy(Wire):
     """Stands between a service and its server, and cuts the line at a COMMIT."""
 
     def __init__(self, url):
-        self._target = url.host, url.port
+        super().__init__(url.host, url.port)
         self._word = SERVERS[url.get_backend_name()].commit
         self.cuts = None
         self.seen = asyncio.Event()
-        self._lines = set()
 
-    async def __aenter__(self):
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.port = self._server.sockets[0].getsockname()[1]
+    def line(self):
         return self
 
-    async def __aexit__(self, *problem):
-        self._server.close()
-        for line in self._lines:
-            line.cancel()
-        await asyncio.gather(*self._lines, return_exceptions=True)
-
-    async def _serve(self, reader, writer):
-        there, back = await asyncio.open_connection(*self._target)
-        line = asyncio.ensure_future(self._line(reader, writer, there, back))
-        self._lines.add(line)
-
-    async def _line(self, reader, writer, there, back):
-        with contextlib.closing(writer), contextlib.closing(back):
-            ways = [
-                asyncio.ensure_future(self._forward(reader, back, self._is_cut_before)),
-                asyncio.ensure_future(self._forward(there, writer, self._is_cut_after)),
-            ]
-            try:
-                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for way in ways:
-                    way.cancel()
-                await asyncio.gather(*ways, return_exceptions=True)
-
-    async def _forward(self, reader, writer, is_cut):
+    async def _forward(self, reader, writer, look, side):
         while data := await reader.read(65536):
-            if is_cut(data):
+            if look(data):
                 return
             if self.cuts == "never answers" and self.seen.is_set():
                 await asyncio.Event().wait()
             writer.write(data)
             await writer.drain()
 
-    def _is_cut_before(self, question):
-        if self.cuts and self._word in question:
+    def asked(self, data):
+        if self.cuts and self._word in data:
             self.seen.set()
         return self.cuts == "before" and self.seen.is_set()
 
-    def _is_cut_after(self, answer):
+    def answered(self, data):
         return self.cuts == "after" and self.seen.is_set()
 
 

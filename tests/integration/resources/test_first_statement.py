@@ -15,7 +15,7 @@ from txmq.databases import postgres as first_statement
 from txmq.errors import RolledBackByCheck
 from txmq.transaction.resources import SQLResource
 
-ONE = pytest.mark.parametrize("bank", ["postgres"], indirect=True)
+pytestmark = pytest.mark.parametrize("bank", ["postgres"], indirect=True)
 
 
 @contextlib.asynccontextmanager
@@ -54,7 +54,6 @@ async def run(stage, xid, *statements):
     return rows[-1] if rows else []
 
 
-@ONE
 @pytest.mark.parametrize("is_async", [False, True])
 @run_by(in_loop)
 async def test_prepared_statements_may_vanish_or_appear_between_transactions(bank, is_async):
@@ -70,9 +69,9 @@ async def test_prepared_statements_may_vanish_or_appear_between_transactions(ban
     assert bank.fence == {f"x-{number}": 1 for number in range(1, 7)}
 
 
-@ONE
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_begin_has_the_isolation_level_of_its_connection(bank, is_async):
+@run_by(in_loop)
+async def test_a_begin_has_the_isolation_level_of_its_connection(bank, is_async):
     level = psycopg.IsolationLevel.SERIALIZABLE
 
     def configure(connection):
@@ -81,15 +80,12 @@ def test_a_begin_has_the_isolation_level_of_its_connection(bank, is_async):
     async def configure_async(connection):
         await connection.set_isolation_level(level)
 
-    async def play():
-        how = {"configure": configure_async if is_async else configure}
-        async with staged(bank, is_async, **how) as stage:
-            return await run(stage, "x-1", "SHOW transaction_isolation")
-
-    assert asyncio.run(play()) == [("serializable",)]
+    how = {"configure": configure_async if is_async else configure}
+    async with staged(bank, is_async, **how) as stage:
+        found = await run(stage, "x-1", "SHOW transaction_isolation")
+    assert found == [("serializable",)]
 
 
-@ONE
 @pytest.mark.parametrize("is_async", [False, True])
 @run_by(in_loop)
 async def test_a_refused_claim_leaves_the_connection_usable(bank, is_async):
@@ -101,7 +97,6 @@ async def test_a_refused_claim_leaves_the_connection_usable(bank, is_async):
     assert bank.orders == {"x-2"}
 
 
-@ONE
 @run_by(in_loop)
 async def test_a_claim_that_waits_can_be_cancelled(bank):
     async with staged(bank, True) as stage:

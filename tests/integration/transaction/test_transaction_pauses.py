@@ -38,8 +38,8 @@ async def awake(tellers):
     return tellers.said
 
 
-async def naps(scene, tellers, kind, point, meanwhile, afterwards):
-    async with wires(scene) as ways, another(scene):
+async def naps(broker, bank, tellers, kind, point, meanwhile, afterwards):
+    async with on_scene(broker, bank) as scene, wires(scene) as ways, another(scene):
         for number in range(soak(MODEST, 20)):
             target = f"t-{number}"
             xid = await asleep(scene, tellers, kind, ways, point, target)
@@ -66,10 +66,8 @@ async def test_a_producer_paused_before_its_fence_cannot_commit(
         assert scene.bank.fence[xid] == ROLLED_BACK
         assert target not in scene.bank.debits
 
-    bank = bank_for(kind)
-    async with on_scene(broker_that_parks, bank) as scene:
-        # The local transaction is called, and has not begun.
-        await naps(scene, tellers, kind, "5", decided, refused)
+    # The local transaction is called, and has not begun.
+    await naps(broker_that_parks, bank_for(kind), tellers, kind, "5", decided, refused)
 
 
 @pytest.mark.fault("P8")
@@ -99,9 +97,7 @@ async def test_a_producer_paused_behind_its_fence_commits_even_a_parked_transact
         assert scene.bank.fence[xid] == COMMITTED
         assert scene.bank.debits[target] == xid
 
-    bank = bank_for(kind)
-    async with on_scene(broker_that_parks, bank) as scene:
-        await naps(scene, tellers, kind, point, parked, committed)
+    await naps(broker_that_parks, bank_for(kind), tellers, kind, point, parked, committed)
 
 
 @pytest.mark.fault("P8")
@@ -118,9 +114,7 @@ async def test_another_member_answers_for_a_producer_paused_after_its_commit(
     def committed(scene, target, xid, said):
         assert said == {"id": target, "state": "COMMITTED", "acknowledged": True}
 
-    bank = bank_for(kind)
-    async with on_scene(broker_that_parks, bank) as scene:
-        await naps(scene, tellers, kind, "6", decided, committed)
+    await naps(broker_that_parks, bank_for(kind), tellers, kind, "6", decided, committed)
 
 
 @pytest.mark.fault("P8")

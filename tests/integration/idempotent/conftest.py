@@ -1,5 +1,6 @@
 """Owns the stages on which guards are tested: shops, and Redis."""
 
+import asyncio
 import contextlib
 import os
 from pathlib import Path
@@ -12,8 +13,8 @@ from tests.integration.idempotent.shop_stage import EVERYWHERE, IN_SESSIONS, TAB
 from tests.integration.resources.resource_stage import ON_MARIADB
 from tests.servers import mariadb
 from tests.servers.database_server import wanted
+from tests.traffic.effects import Effects
 
-HERE = Path(__file__).parent
 HERE = Path(__file__).parent
 FIRST_START_SECONDS = 300
 collect_ignore_glob = [] if ON_MARIADB else ["test_mariadb_*.py"]
@@ -80,11 +81,59 @@ def shop_with_table(request):
         yield found
 
 
+def staged(shop):
+    """Runs a test with a service of a shop; settings of its engine can be chosen."""
+
+    def run(test, **engine):
+        async def story():
+            async with shop.stage(**engine) as stage:
+                await test(stage)
+
+        asyncio.run(story())
+
+    return run
+
+
+@pytest.fixture
+def in_shop(shop):
+    """Runs a test for each guard, with a database of each kind."""
+    return staged(shop)
+
+
+@pytest.fixture
+def in_session(shop_in_session):
+    """Runs a test for each guard that has a session."""
+    return staged(shop_in_session)
+
+
+@pytest.fixture
+def with_table(shop_with_table):
+    """Runs a test for each kind of database, with a table of what is done."""
+    return staged(shop_with_table)
+
+
 @pytest.fixture
 def shop_of(request):
     """Makes one for a guard and a kind."""
     with contextlib.ExitStack() as stack:
         yield lambda guard, kind: stack.enter_context(shop_with((guard, kind), request))
+
+
+@pytest.fixture
+def effects_in(request, tmp_path):
+    """Where effects of a kind of database are."""
+    with contextlib.ExitStack() as stack:
+
+        def make(kind):
+            if kind == "sqlite":
+                url = make_url(f"sqlite:///{tmp_path}/effects.db")
+            else:
+                url = stack.enter_context(request.getfixturevalue("postgres").database())
+            effects = Effects(url)
+            stack.callback(effects.close)
+            return effects.prepare()
+
+        yield make
 
 
 @pytest.fixture(scope="session")
@@ -102,3 +151,17 @@ def stage(request, redis_server, effects_url):
     stage = Stage(request.param, redis_server, effects_url)
     yield stage
     stage.ledger.dispose()
+
+
+@pytest.fixture
+def in_redis(stage):
+    """Runs a test with guards of each kind."""
+
+    def run(test):
+        async def story():
+            async with stage:
+                await test(stage)
+
+        asyncio.run(story())
+
+    return run

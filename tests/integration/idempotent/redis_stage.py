@@ -6,7 +6,6 @@ written in the guard's session; where Redis is alone they are committed by thems
 
 import asyncio
 import contextlib
-import functools
 
 import redis
 import redis.asyncio
@@ -22,6 +21,7 @@ from txmq.idempotent.unique_key import DoneTable, UniqueKeyTable
 
 ALONE = ["redis", "redis-async"]
 IN_FRONT = ["front", "front-async"]
+KEY = "order-1"
 PATIENCE_S = 10
 INSERT = "INSERT INTO effects VALUES (:effect_key)"
 
@@ -33,16 +33,6 @@ def short(retry=Retry, timeout_s=0.25):
         "socket_connect_timeout": timeout_s,
         "retry": retry(NoBackoff(), 1),
     }
-
-
-def awaited(test):
-    """Run a test that is a coroutine."""
-
-    @functools.wraps(test)
-    def run(*args, **kwargs):
-        asyncio.run(test(*args, **kwargs))
-
-    return run
 
 
 @contextlib.asynccontextmanager
@@ -61,6 +51,38 @@ async def until(holds):
     async with asyncio.timeout(PATIENCE_S):
         while not await holds():
             await asyncio.sleep(0.01)
+
+
+def flush(server):
+    server.flush()
+
+
+def restart(server):
+    server.restart_empty()
+
+
+def evict(server):
+    with server.evicting():
+        server.order("SET", "filler", "." * 1024)
+        server.evict(f"txmq:done:\0{KEY}")
+
+
+@contextlib.contextmanager
+def down(server):
+    server.kill()
+    try:
+        yield
+    finally:
+        server.start()
+
+
+@contextlib.contextmanager
+def stuck(server):
+    server.pause()
+    try:
+        yield
+    finally:
+        server.resume()
 
 
 def prepared(url):
@@ -137,14 +159,14 @@ class Stage:
     def effects(self, key):
         return self.order("SELECT count(*) FROM effects WHERE effect_key = :key", key=key)
 
-    async def deliver(self, guard, key="order-1", **options):
+    async def deliver(self, guard, key=KEY, **options):
         """Deliver a message once, to a consumer that handles it correctly; returns the attempt."""
         async with entered(guard.attempt(key, **options)) as attempt:
             if attempt.verdict.name == "FIRST":
                 await self.effect(attempt, key)
         return attempt
 
-    async def verdict(self, guard, key="order-1", **options):
+    async def verdict(self, guard, key=KEY, **options):
         return (await self.deliver(guard, key, **options)).verdict.name
 
     async def enter(self, attempt):

@@ -4,17 +4,16 @@ and catches wrong ones.
 TXMQ_SOAK delivers 10,000 keys, or as many as it says.
 """
 
-import asyncio
 import contextlib
 import os
 
 import pytest
 from sqlalchemy import create_engine, text
-from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from tests.faults.broken_guards import MARK, MarkedFirst
-from tests.traffic.effects import EFFECT, PAYMENT, Effects, engine_options
+from tests.running import in_loop, run_by
+from tests.traffic.effects import EFFECT, PAYMENT, engine_options
 from txmq.idempotent.guard import idempotent
 from txmq.idempotent.unique_key import UniqueKeyTable
 from txmq.testing.deliveries import Deliveries, End, Point, received
@@ -32,23 +31,6 @@ def keys(modest):
 def deliveries(count, **how):
     messages = [received("Orders", b"tea", key=f"order-{number}") for number in range(count)]
     return Deliveries(messages, **how)
-
-
-@pytest.fixture
-def effects_in(request, tmp_path):
-    """Where effects of a kind of database are."""
-    with contextlib.ExitStack() as stack:
-
-        def make(kind):
-            if kind == "sqlite":
-                url = make_url(f"sqlite:///{tmp_path}/effects.db")
-            else:
-                url = stack.enter_context(request.getfixturevalue("postgres").database())
-            effects = Effects(url)
-            stack.callback(effects.close)
-            return effects.prepare()
-
-        yield make
 
 
 @pytest.fixture
@@ -87,23 +69,19 @@ def test_a_unique_key_table_gives_every_key_one_effect(blocking, kind, count):
     all_is_once(report, effects)
 
 
-def test_an_async_unique_key_table_gives_every_key_one_effect(effects_in):
+@run_by(in_loop)
+async def test_an_async_unique_key_table_gives_every_key_one_effect(effects_in):
     effects = effects_in("postgres")
+    engine = create_async_engine(effects.url, pool_size=8)
 
-    async def story():
-        engine = create_async_engine(effects.url, pool_size=8)
+    @idempotent(UniqueKeyTable(engine), key=lambda message: message.key)
+    async def bill(session, message):
+        await session.execute(EFFECT, {"key": message.key})
+        await session.execute(PAYMENT)
 
-        @idempotent(UniqueKeyTable(engine), key=lambda message: message.key)
-        async def bill(session, message):
-            await session.execute(EFFECT, {"key": message.key})
-            await session.execute(PAYMENT)
-
-        try:
-            return await deliveries(keys(100), seed=7).run_async(bill)
-        finally:
-            await engine.dispose()
-
-    all_is_once(asyncio.run(story()), effects)
+    report = await deliveries(keys(100), seed=7).run_async(bill)
+    await engine.dispose()
+    all_is_once(report, effects)
 
 
 def test_a_handler_without_a_guard_is_caught(blocking):

@@ -44,60 +44,45 @@ async def test_keys_that_differ_only_in_case_accents_or_spaces_are_distinct(shop
         assert done == names
 
 
-def test_keys_that_databases_cannot_tell_apart_are_refused(shop_with_table):
-    async def story():
-        async with shop_with_table.stage() as stage:
-            function = stage.behind(plain(stage))
-            for key in NO_KEYS:
-                with pytest.raises(UsageError):
-                    await stage.call(function, key)
-            with pytest.raises(LimitExceeded):
-                await stage.call(function, LONGEST + "长")
-            with pytest.raises(UsageError, match="scope"):
-                await stage.call(stage.behind(plain(stage), scope="a "), "a")
-
-    asyncio.run(story())
-
+@run_by("with_table")
+async def test_keys_that_databases_cannot_tell_apart_are_refused(stage, /, shop_with_table):
+    function = stage.behind(plain(stage))
+    for key in NO_KEYS:
+        with pytest.raises(UsageError):
+            await stage.call(function, key)
+    with pytest.raises(LimitExceeded):
+        await stage.call(function, LONGEST + "长")
+    with pytest.raises(UsageError, match="scope"):
+        await stage.call(stage.behind(plain(stage), scope="a "), "a")
     assert shop_with_table.effects == []
 
 
-def test_a_missing_table_is_reported_with_the_command_that_creates_it(shop_with_table):
+@run_by(in_loop)
+async def test_a_missing_table_is_reported_with_the_command_that_creates_it(shop_with_table):
     shop = shop_with_table
     shop.order("DROP TABLE txmq_done")
-
-    async def story():
-        async with shop.stage() as stage:
-            with pytest.raises(TableMissing, match="txmq schema create"):
-                await stage.call(stage.behind(plain(stage)), "a")
-            with pytest.raises(TableMissing):
-                await stage.guard.verify()
-            with pytest.raises(TableMissing):
-                await stage.call(stage.guard.clean, AGE_S)
-
-    asyncio.run(story())
-
+    async with shop.stage() as stage:
+        with pytest.raises(TableMissing, match="txmq schema create"):
+            await stage.call(stage.behind(plain(stage)), "a")
+        with pytest.raises(TableMissing):
+            await stage.guard.verify()
+        with pytest.raises(TableMissing):
+            await stage.call(stage.guard.clean, AGE_S)
     assert shop.effects == []
 
 
-def test_a_table_of_an_older_version_is_refused(shop_with_table):
+@run_by(in_loop)
+async def test_a_table_of_an_older_version_is_refused(shop_with_table):
     shop_with_table.order("ALTER TABLE txmq_done RENAME COLUMN fingerprint TO print")
-
-    async def story():
-        async with shop_with_table.stage() as stage:
-            with pytest.raises(TableMissing, match="this version"):
-                await stage.call(stage.behind(plain(stage)), "a")
-
-    asyncio.run(story())
+    async with shop_with_table.stage() as stage:
+        with pytest.raises(TableMissing, match="this version"):
+            await stage.call(stage.behind(plain(stage)), "a")
     shop_with_table.order("DROP TABLE txmq_done")
 
 
-def test_verify_of_a_good_table_leaves_no_row(shop_with_table):
-    async def story():
-        async with shop_with_table.stage() as stage:
-            await stage.guard.verify()
-
-    asyncio.run(story())
-
+@run_by("with_table")
+async def test_verify_of_a_good_table_leaves_no_row(stage, /, shop_with_table):
+    await stage.guard.verify()
     assert shop_with_table.order("SELECT count(*) FROM txmq_done") == [(0,)]
 
 
@@ -116,40 +101,31 @@ async def test_verify_of_a_locked_database_asks_to_try_again(shop_of):
 @pytest.mark.parametrize(
     "kind", [kind for kind in MANY if "psycopg" not in kind and "django" not in kind]
 )
-def test_autocommit_is_refused(shop_of, kind):
+@run_by(in_loop)
+async def test_autocommit_is_refused(shop_of, kind):
     """Also at a call: its row would stay although its function failed."""
     shop = shop_of("table", kind)
-
-    async def story():
-        async with shop.stage(isolation_level="AUTOCOMMIT") as stage:
-            with pytest.raises(FenceUnsafe, match="autocommit"):
-                await stage.guard.verify()
-            with pytest.raises(FenceUnsafe, match="autocommit"):
-                await stage.call(stage.behind(plain(stage)), "a")
-
-    asyncio.run(story())
-
+    async with shop.stage(isolation_level="AUTOCOMMIT") as stage:
+        with pytest.raises(FenceUnsafe, match="autocommit"):
+            await stage.guard.verify()
+        with pytest.raises(FenceUnsafe, match="autocommit"):
+            await stage.call(stage.behind(plain(stage)), "a")
     assert shop.effects == []
     assert shop.order("SELECT count(*) FROM txmq_done") == [(0,)]
 
 
-def test_cleaning_removes_old_rows_in_batches(shop_with_table):
-    shop = shop_with_table
-
-    async def story():
-        async with shop.stage() as stage:
-            function = stage.behind(plain(stage))
-            for number in range(7):
-                await stage.call(function, f"old {number}")
-            shop.order("UPDATE txmq_done SET done_ms = done_ms - :age", age=int(AGE_S * 1000) + 1)
-            await stage.call(function, "young")
-            assert await stage.call(stage.guard.clean, AGE_S + 60, batch=3) == 0
-            assert await stage.call(stage.guard.clean, AGE_S, batch=3) == 7
-            assert await stage.call(stage.guard.clean, AGE_S) == 0
-            await stage.call(function, "young")
-
-    asyncio.run(story())
-
+@run_by("with_table")
+async def test_cleaning_removes_old_rows_in_batches(stage, /):
+    shop = stage.shop
+    function = stage.behind(plain(stage))
+    for number in range(7):
+        await stage.call(function, f"old {number}")
+    shop.order("UPDATE txmq_done SET done_ms = done_ms - :age", age=int(AGE_S * 1000) + 1)
+    await stage.call(function, "young")
+    assert await stage.call(stage.guard.clean, AGE_S + 60, batch=3) == 0
+    assert await stage.call(stage.guard.clean, AGE_S, batch=3) == 7
+    assert await stage.call(stage.guard.clean, AGE_S) == 0
+    await stage.call(function, "young")
     assert shop.order("SELECT done_key FROM txmq_done") == [("young",)]
     assert shop.effects.count("young") == 1
 
@@ -166,20 +142,20 @@ def test_a_guard_over_a_blocking_engine_cleans_without_await(tmp_path):
 
 
 @pytest.mark.fault("D12")
-@run_by(in_loop)
-async def test_cleaning_within_the_redelivery_horizon_is_refused(shop_with_table):
-    async with shop_with_table.stage() as stage:
-        await stage.call(stage.behind(plain(stage)), "a")
-        for too_short in (0, "4d", redelivery_horizon() - 1):
-            with pytest.raises(ConfigError, match="still needed"):
-                await stage.call(stage.guard.clean, too_short)
-        with pytest.raises(ConfigError, match="older_than cannot be -1; it takes a duration"):
-            await stage.call(stage.guard.clean, -1)
-        assert await stage.call(stage.guard.clean, 3600, horizon=60) == 0
+@run_by("with_table")
+async def test_cleaning_within_the_redelivery_horizon_is_refused(stage, /):
+    await stage.call(stage.behind(plain(stage)), "a")
+    for too_short in (0, "4d", redelivery_horizon() - 1):
+        with pytest.raises(ConfigError, match="still needed"):
+            await stage.call(stage.guard.clean, too_short)
+    with pytest.raises(ConfigError, match="older_than cannot be -1; it takes a duration"):
+        await stage.call(stage.guard.clean, -1)
+    assert await stage.call(stage.guard.clean, 3600, horizon=60) == 0
 
 
 @pytest.mark.parametrize("kind", ["postgres-async", "psycopg-pool", *ON_MARIADB])
-def test_cleaning_does_not_disturb_concurrent_functions(shop_of, kind):
+@run_by(in_loop)
+async def test_cleaning_does_not_disturb_concurrent_functions(shop_of, kind):
     """Eight workers on new and old keys, and two that clean: no deadlock, no error."""
     shop = shop_of("table", kind)
     done = shop.done.table
@@ -189,82 +165,70 @@ def test_cleaning_does_not_disturb_concurrent_functions(shop_of, kind):
     ]
     with shop.engine.begin() as connection:
         connection.execute(insert(done), rows)
+    async with shop.stage() as stage:
+        function = stage.behind(plain(stage))
 
-    async def story():
-        async with shop.stage() as stage:
-            function = stage.behind(plain(stage))
+        async def works(worker):
+            for number in range(worker, ROWS, 8):
+                for name in (f"new {number}", f"old {number}"):
+                    await until_it_is_done(stage, function, name)
 
-            async def works(worker):
-                for number in range(worker, ROWS, 8):
-                    for name in (f"new {number}", f"old {number}"):
-                        await until_it_is_done(stage, function, name)
+        async def cleans():
+            removed = 0
+            while removed < ROWS and not all(work.done() for work in working):
+                removed += await stage.call(stage.guard.clean, AGE_S, batch=7)
 
-            async def cleans():
-                removed = 0
-                while removed < ROWS and not all(work.done() for work in working):
-                    removed += await stage.call(stage.guard.clean, AGE_S, batch=7)
-
-            working = [asyncio.ensure_future(works(worker)) for worker in range(8)]
-            await asyncio.gather(*working, cleans(), cleans())
-            await stage.call(stage.guard.clean, AGE_S)
-
-    asyncio.run(story())
-
+        working = [asyncio.ensure_future(works(worker)) for worker in range(8)]
+        await asyncio.gather(*working, cleans(), cleans())
+        await stage.call(stage.guard.clean, AGE_S)
     new = [name for name in shop.effects if name.startswith("new")]
     assert len(new) == len(set(new)) == ROWS
     assert shop.order("SELECT count(*) FROM txmq_done WHERE done_ms = 1") == [(0,)]
 
 
-def test_cleaning_skips_locked_rows(shop_of):
+@run_by(in_loop)
+async def test_cleaning_skips_locked_rows(shop_of):
     shop = shop_of("table", "postgres-async")
     rows = [{"scope": "s", "done_key": key, "fingerprint": "", "done_ms": 1} for key in "abc"]
 
-    async def story():
-        async with shop.stage() as stage:
-            with shop.engine.connect() as busy:
-                busy.execute(text("SELECT 1 FROM txmq_done WHERE done_key = 'b' FOR UPDATE"))
-                assert await stage.call(stage.guard.clean, AGE_S) == 2
-            assert await stage.call(stage.guard.clean, AGE_S) == 1
-
     with shop.engine.begin() as connection:
         connection.execute(insert(shop.done.table), rows)
-    asyncio.run(story())
+    async with shop.stage() as stage:
+        with shop.engine.connect() as busy:
+            busy.execute(text("SELECT 1 FROM txmq_done WHERE done_key = 'b' FOR UPDATE"))
+            assert await stage.call(stage.guard.clean, AGE_S) == 2
+        assert await stage.call(stage.guard.clean, AGE_S) == 1
 
 
-def test_the_table_can_have_another_name_and_schema(shop_of):
+@run_by(in_loop)
+async def test_the_table_can_have_another_name_and_schema(shop_of):
     shop = shop_of("table", "postgres")
     shop.order("CREATE SCHEMA IF NOT EXISTS aside")
     shop.order("DROP TABLE IF EXISTS aside.done_here")
-
-    async def story():
-        async with source_of("postgres", shop.url, type("S", (), {"engine": {}})) as source:
-            guard = UniqueKeyTable(source, table="done_here", schema="aside")
-            with pytest.raises(TableMissing, match="aside.done_here"):
-                await guard.verify()
-            from txmq.idempotent.unique_key import DoneTable
-
-            for statement in DoneTable("done_here", "aside").ddl("postgresql"):
-                shop.order(statement)
+    async with source_of("postgres", shop.url, type("S", (), {"engine": {}})) as source:
+        guard = UniqueKeyTable(source, table="done_here", schema="aside")
+        with pytest.raises(TableMissing, match="aside.done_here"):
             await guard.verify()
+        from txmq.idempotent.unique_key import DoneTable
 
-    asyncio.run(story())
+        for statement in DoneTable("done_here", "aside").ddl("postgresql"):
+            shop.order(statement)
+        await guard.verify()
     with pytest.raises(ConfigError):
         UniqueKeyTable(shop.engine, table="done; DROP TABLE effects")
 
 
-def test_a_violated_constraint_is_raised_as_it_is_and_frees_the_key(shop_with_table):
-    async def story():
-        async with shop_with_table.stage() as stage:
+@run_by("with_table")
+async def test_a_violated_constraint_is_raised_as_it_is_and_frees_the_key(
+    stage, /, shop_with_table
+):
 
-            async def breaks(session, name):
-                await stage.effect(session, f"{name}', 0) -- ")
+    async def breaks(session, name):
+        await stage.effect(session, f"{name}', 0) -- ")
 
-            with pytest.raises(Exception) as caught:
-                await stage.call(stage.behind(breaks), "a")
-            assert failure(caught.value) is Failure.REFUSED
-            await stage.call(stage.behind(plain(stage)), "a")
-
-    asyncio.run(story())
-
+    with pytest.raises(Exception) as caught:
+        await stage.call(stage.behind(breaks), "a")
+    assert failure(caught.value) is Failure.REFUSED
+    await stage.call(stage.behind(plain(stage)), "a")
     assert shop_with_table.effects == ["a"]
     assert EFFECTS.name == "effects"

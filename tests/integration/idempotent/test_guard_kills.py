@@ -4,17 +4,13 @@ consumers, and every key has one effect.
 TXMQ_SOAK takes 10,000 keys, or as many as it says, and kills more often.
 """
 
-import contextlib
-
 import pytest
-from sqlalchemy.engine import make_url
 
 from tests.faults.guard_driver import POINTS
 from tests.integration.idempotent.guard_stage import LEVELS, TIMES, overdriven
 from tests.servers.serving import BrokerProcess
 from tests.soak import SOAK, only_in_soak
 from tests.soak import count as soak
-from tests.traffic.effects import Effects
 
 FIRST_START_SECONDS = 300
 
@@ -27,22 +23,6 @@ def broker(tmp_path_factory):
     running.start()
     yield running
     running.close()
-
-
-@pytest.fixture
-def effects_in(request, tmp_path):
-    with contextlib.ExitStack() as stack:
-
-        def make(kind):
-            if kind.startswith("sqlite"):
-                url = make_url(f"sqlite:///{tmp_path}/effects.db")
-            else:
-                url = stack.enter_context(request.getfixturevalue("postgres").database())
-            effects = Effects(url)
-            stack.callback(effects.close)
-            return effects.prepare()
-
-        yield make
 
 
 @pytest.mark.fault("P15", "P16", "P17")

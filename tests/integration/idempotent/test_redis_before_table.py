@@ -12,7 +12,17 @@ from queue import Empty, LifoQueue
 import pytest
 from sqlalchemy import event
 
-from tests.integration.idempotent.redis_stage import IN_FRONT, awaited, entered, until
+from tests.integration.idempotent.redis_stage import (
+    IN_FRONT,
+    KEY,
+    entered,
+    evict,
+    flush,
+    restart,
+    stuck,
+    until,
+)
+from tests.running import run_by
 from txmq.errors import OutcomeUnknown
 from txmq.idempotent.guard import Verdict
 from txmq.runtime.clock import SystemClock
@@ -21,7 +31,6 @@ pytestmark = [
     pytest.mark.timeout(300),  # The first of these tests may have to fetch a server.
     pytest.mark.parametrize("stage", IN_FRONT, indirect=True),
 ]
-KEY = "order-1"
 WORKERS = 8
 DELIVERIES = 5
 TOGETHER = 20
@@ -30,20 +39,6 @@ KEYS = 10_000 if os.environ.get("TXMQ_SOAK") else 300
 
 def nothing(server):
     pass
-
-
-def flush(server):
-    server.flush()
-
-
-def restart(server):
-    server.restart_empty()
-
-
-def evict(server):
-    with server.evicting():
-        server.order("SET", "filler", "." * 1024)
-        server.evict(f"txmq:done:\0{KEY}")
 
 
 def kill(server):
@@ -61,57 +56,55 @@ ACCIDENTS = [flush, restart, evict, kill, pause]
 @pytest.mark.fault("D9", "D10")
 @pytest.mark.parametrize("moment", ["before", "during", "after"])
 @pytest.mark.parametrize("accident", ACCIDENTS)
-@awaited
-async def test_whatever_happens_to_redis_there_is_one_effect(stage, accident, moment):
+@run_by("in_redis")
+async def test_whatever_happens_to_redis_there_is_one_effect(stage, /, accident, moment):
     def happens_at(now):
         if now == moment:
             accident(stage.server)
 
-    async with stage:
-        clients = [stage.client(socket_timeout=0.1) for _ in range(2)]
-        guard, another = (stage.guard(client, lease=0.2) for client in clients)
-        is_mended = False
-        try:
-            happens_at("before")
-            async with entered(guard.attempt(KEY)) as attempt:
-                assert attempt.verdict is Verdict.FIRST
-                await stage.effect(attempt, KEY)
-                happens_at("during")
-            happens_at("after")
-            assert await stage.verdict(guard, KEY) == "DONE"
-            assert await stage.verdict(another, KEY) == "DONE"
+    clients = [stage.client(socket_timeout=0.1) for _ in range(2)]
+    guard, another = (stage.guard(client, lease=0.2) for client in clients)
+    is_mended = False
+    try:
+        happens_at("before")
+        async with entered(guard.attempt(KEY)) as attempt:
+            assert attempt.verdict is Verdict.FIRST
+            await stage.effect(attempt, KEY)
+            happens_at("during")
+        happens_at("after")
+        assert await stage.verdict(guard, KEY) == "DONE"
+        assert await stage.verdict(another, KEY) == "DONE"
+        MENDED.get(accident, nothing)(stage.server)
+        is_mended = True
+
+        async def is_done():
+            return await stage.verdict(guard, KEY) == "DONE"
+
+        await until(is_done)  # A claim that arrived late has a lease.
+    finally:
+        if not is_mended:
             MENDED.get(accident, nothing)(stage.server)
-            is_mended = True
-
-            async def is_done():
-                return await stage.verdict(guard, KEY) == "DONE"
-
-            await until(is_done)  # A claim that arrived late has a lease.
-        finally:
-            if not is_mended:
-                MENDED.get(accident, nothing)(stage.server)
-        assert stage.effects(KEY) == 1
+    assert stage.effects(KEY) == 1
 
 
 @pytest.mark.fault("D11")
-@awaited
-async def test_work_that_outlasts_its_lease_is_done_once(stage):
-    async with stage:
-        guard, another = stage.guard(lease=0.1), stage.guard(lease=0.1)
+@run_by("in_redis")
+async def test_work_that_outlasts_its_lease_is_done_once(stage, /):
+    guard, another = stage.guard(lease=0.1), stage.guard(lease=0.1)
 
-        async with entered(guard.attempt(KEY)) as slow:
-            await stage.effect(slow, KEY)
+    async with entered(guard.attempt(KEY)) as slow:
+        await stage.effect(slow, KEY)
 
-            async def asks_the_table():
-                before = asked(stage)
-                assert await stage.verdict(another, KEY) == "IN_PROGRESS"
-                return asked(stage) > before
+        async def asks_the_table():
+            before = asked(stage)
+            assert await stage.verdict(another, KEY) == "IN_PROGRESS"
+            return asked(stage) > before
 
-            count_questions(stage)
-            await until(asks_the_table)
+        count_questions(stage)
+        await until(asks_the_table)
 
-        assert await stage.verdict(another, KEY) == "DONE"
-        assert stage.effects(KEY) == 1
+    assert await stage.verdict(another, KEY) == "DONE"
+    assert stage.effects(KEY) == 1
 
 
 def count_questions(stage):
@@ -128,91 +121,81 @@ def asked(stage):
     return stage.questions
 
 
-@awaited
-async def test_a_key_that_redis_knows_as_done_needs_no_database_query(stage):
-    async with stage:
-        guard, another = stage.guard(), stage.guard()
-        await stage.deliver(guard, KEY, payload=b"two cups")
-        count_questions(stage)
+@run_by("in_redis")
+async def test_a_key_that_redis_knows_as_done_needs_no_database_query(stage, /):
+    guard, another = stage.guard(), stage.guard()
+    await stage.deliver(guard, KEY, payload=b"two cups")
+    count_questions(stage)
 
-        said = [
-            await stage.verdict(another, KEY, payload=payload)
-            for payload in (b"two cups", b"three cups", None)
-        ]
+    said = [
+        await stage.verdict(another, KEY, payload=payload)
+        for payload in (b"two cups", b"three cups", None)
+    ]
 
-        assert said == ["DONE", "CONFLICT", "DONE"]
-        assert asked(stage) == 0
-
-
-@awaited
-async def test_redis_learns_a_forgotten_key_again_from_the_table(stage):
-    async with stage:
-        guard = stage.guard()
-        async with entered(guard.attempt(KEY, payload=b"two cups")) as attempt:
-            attempt.keep("a receipt")
-        stage.server.flush()
-        assert (
-            await stage.verdict(guard, KEY) == "DONE"
-        )  # By a caller without a payload to compare.
-        count_questions(stage)
-
-        again = await stage.deliver(guard, KEY, payload=b"two cups")
-
-        assert (again.verdict, again.result) == (Verdict.DONE, "a receipt")
-        assert await stage.verdict(guard, KEY, payload=b"three cups") == "CONFLICT"
-        assert asked(stage) == 0
+    assert said == ["DONE", "CONFLICT", "DONE"]
+    assert asked(stage) == 0
 
 
-@awaited
-async def test_a_failed_commit_is_not_recorded_as_done_in_redis(stage):
-    async with stage:
-        stage.order("CREATE TABLE cups (number INT UNIQUE DEFERRABLE INITIALLY DEFERRED)")
-        guard = stage.guard()
+@run_by("in_redis")
+async def test_redis_learns_a_forgotten_key_again_from_the_table(stage, /):
+    guard = stage.guard()
+    async with entered(guard.attempt(KEY, payload=b"two cups")) as attempt:
+        attempt.keep("a receipt")
+    stage.server.flush()
+    assert await stage.verdict(guard, KEY) == "DONE"  # By a caller without a payload to compare.
+    count_questions(stage)
 
-        try:
-            for _ in range(2):
-                attempt = await stage.enter(guard.attempt(KEY))
-                assert attempt.verdict is Verdict.FIRST
-                await stage.run(attempt, "INSERT INTO cups VALUES (1), (1)")
-                with pytest.raises(Exception, match="duplicate key"):
-                    await stage.leave(attempt)
-        finally:
-            stage.order("DROP TABLE cups")
+    again = await stage.deliver(guard, KEY, payload=b"two cups")
 
-        assert await stage.verdict(guard, KEY) == "FIRST"
-        assert await stage.verdict(guard, KEY) == "DONE"
+    assert (again.verdict, again.result) == (Verdict.DONE, "a receipt")
+    assert await stage.verdict(guard, KEY, payload=b"three cups") == "CONFLICT"
+    assert asked(stage) == 0
 
 
-@awaited
-async def test_after_an_unknown_commit_the_table_decides_and_not_redis(stage):
-    async with stage:
-        guard = stage.guard()
+@run_by("in_redis")
+async def test_a_failed_commit_is_not_recorded_as_done_in_redis(stage, /):
+    stage.order("CREATE TABLE cups (number INT UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+    guard = stage.guard()
 
-        attempt = await stage.enter(guard.attempt(KEY))
-        await stage.effect(attempt, KEY)
-        await stage.run(attempt, "COMMIT")
-        with pytest.raises(OutcomeUnknown):
-            await stage.leave(attempt)
+    try:
+        for _ in range(2):
+            attempt = await stage.enter(guard.attempt(KEY))
+            assert attempt.verdict is Verdict.FIRST
+            await stage.run(attempt, "INSERT INTO cups VALUES (1), (1)")
+            with pytest.raises(Exception, match="duplicate key"):
+                await stage.leave(attempt)
+    finally:
+        stage.order("DROP TABLE cups")
 
-        assert stage.server.order("DBSIZE") == 0
-        assert await stage.verdict(guard, KEY) == "DONE"
-        assert stage.effects(KEY) == 1
+    assert await stage.verdict(guard, KEY) == "FIRST"
+    assert await stage.verdict(guard, KEY) == "DONE"
 
 
-@awaited
-async def test_a_stuck_redis_is_asked_once_a_second_and_logged_once(stage, caplog):
+@run_by("in_redis")
+async def test_after_an_unknown_commit_the_table_decides_and_not_redis(stage, /):
+    guard = stage.guard()
+
+    attempt = await stage.enter(guard.attempt(KEY))
+    await stage.effect(attempt, KEY)
+    await stage.run(attempt, "COMMIT")
+    with pytest.raises(OutcomeUnknown):
+        await stage.leave(attempt)
+
+    assert stage.server.order("DBSIZE") == 0
+    assert await stage.verdict(guard, KEY) == "DONE"
+    assert stage.effects(KEY) == 1
+
+
+@run_by("in_redis")
+async def test_a_stuck_redis_is_asked_once_a_second_and_logged_once(stage, /, caplog):
     caplog.set_level(logging.INFO, logger="txmq.idempotent.redis")
-    async with stage:
-        guard = stage.guard(stage.client(socket_timeout=0.1), clock=Still())
-        await stage.deliver(guard, "another")
-        stage.server.pause()
-        try:
-            for number in range(30):
-                assert await stage.verdict(guard, f"order-{number}") == "FIRST"
-        finally:
-            stage.server.resume()
+    guard = stage.guard(stage.client(socket_timeout=0.1), clock=Still())
+    await stage.deliver(guard, "another")
+    with stuck(stage.server):
+        for number in range(30):
+            assert await stage.verdict(guard, f"order-{number}") == "FIRST"
 
-        assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 class Hasty:
@@ -229,30 +212,28 @@ class Still:
         return 1.0
 
 
-@awaited
-async def test_a_full_redis_leaves_the_decision_to_the_table(stage):
-    async with stage:
-        guard = stage.guard()
-        with stage.server.room(1):
-            said = [await stage.verdict(guard, KEY) for _ in range(2)]
+@run_by("in_redis")
+async def test_a_full_redis_leaves_the_decision_to_the_table(stage, /):
+    guard = stage.guard()
+    with stage.server.room(1):
+        said = [await stage.verdict(guard, KEY) for _ in range(2)]
 
-        assert said == ["FIRST", "DONE"]
-        assert stage.effects(KEY) == 1
+    assert said == ["FIRST", "DONE"]
+    assert stage.effects(KEY) == 1
 
 
-@awaited
-async def test_redis_still_reports_a_key_as_done_after_the_database_is_set_back(stage):
-    async with stage:
-        guard = stage.guard()
-        await stage.deliver(guard, KEY)
+@run_by("in_redis")
+async def test_redis_still_reports_a_key_as_done_after_the_database_is_set_back(stage, /):
+    guard = stage.guard()
+    await stage.deliver(guard, KEY)
 
-        for table in ("effects", "txmq_done"):
-            stage.order(f"DELETE FROM {table}")
+    for table in ("effects", "txmq_done"):
+        stage.order(f"DELETE FROM {table}")
 
-        assert await stage.verdict(guard, KEY) == "DONE"
-        assert stage.effects(KEY) == 0
-        stage.server.flush()
-        assert await stage.verdict(guard, KEY) == "FIRST"
+    assert await stage.verdict(guard, KEY) == "DONE"
+    assert stage.effects(KEY) == 0
+    stage.server.flush()
+    assert await stage.verdict(guard, KEY) == "FIRST"
 
 
 @pytest.mark.fault("D9", "D10")

@@ -9,9 +9,10 @@ import pytest
 import redis.asyncio
 from redis.asyncio.retry import Retry as AsyncRetry
 
-from tests.integration.idempotent.redis_stage import ALONE, awaited, entered, short, until
-from txmq.errors import KeyConflict, KeyInProgress, UsageError
-from txmq.idempotent.guard import Verdict, idempotent
+from tests.integration.idempotent.redis_stage import ALONE, entered, short, until
+from tests.running import in_loop, run_by
+from txmq.errors import UsageError
+from txmq.idempotent.guard import Verdict
 from txmq.idempotent.redis import RedisGuard
 
 pytestmark = pytest.mark.timeout(300)  # The first of these tests may have to fetch a server.
@@ -23,68 +24,35 @@ class Refused(Exception):
     """What a handler raises."""
 
 
-@awaited
-async def test_a_key_is_first_once_and_then_done(stage):
-    async with stage:
-        guard, another = stage.guard(), stage.guard()
+@run_by("in_redis")
+async def test_a_key_with_an_open_attempt_is_in_progress(stage, /):
+    guard, another = stage.guard(), stage.guard()
 
-        said = [await stage.verdict(asked) for asked in (guard, guard, another)]
+    async with entered(guard.attempt("order-1")) as first:
+        await stage.effect(first, "order-1")
+        assert await stage.verdict(guard) == "IN_PROGRESS"
+        assert await stage.verdict(another) == "IN_PROGRESS"
 
-        assert said == ["FIRST", "DONE", "DONE"]
-        assert stage.effects("order-1") == 1
-
-
-@awaited
-async def test_a_key_with_an_open_attempt_is_in_progress(stage):
-    async with stage:
-        guard, another = stage.guard(), stage.guard()
-
-        async with entered(guard.attempt("order-1")) as first:
-            await stage.effect(first, "order-1")
-            assert await stage.verdict(guard) == "IN_PROGRESS"
-            assert await stage.verdict(another) == "IN_PROGRESS"
-
-        assert await stage.verdict(another) == "DONE"
-        assert stage.effects("order-1") == 1
+    assert await stage.verdict(another) == "DONE"
+    assert stage.effects("order-1") == 1
 
 
 @pytest.mark.parametrize("problem", [Refused, asyncio.CancelledError, KeyboardInterrupt])
-@awaited
-async def test_work_that_fails_frees_the_key_at_once(stage, problem):
-    async with stage:
-        guard = stage.guard()
+@run_by("in_redis")
+async def test_work_that_fails_frees_the_key_at_once(stage, /, problem):
+    guard = stage.guard()
 
-        with pytest.raises(problem):
-            async with entered(guard.attempt("order-1")):
-                raise problem
+    with pytest.raises(problem):
+        async with entered(guard.attempt("order-1")):
+            raise problem
 
-        assert await stage.verdict(guard) == "FIRST"
-        assert await stage.verdict(guard) == "DONE"
-
-
-@pytest.mark.parametrize("stage", ["redis-async", "front-async"], indirect=True)
-@awaited
-async def test_a_cancelled_task_frees_the_key(stage):
-    async with stage:
-        guard, inside = stage.guard(), asyncio.Event()
-
-        async def hang():
-            async with entered(guard.attempt("order-1")):
-                inside.set()
-                await asyncio.Event().wait()
-
-        task = asyncio.create_task(hang())
-        await inside.wait()
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-
-        assert await stage.verdict(guard) == "FIRST"
+    assert await stage.verdict(guard) == "FIRST"
+    assert await stage.verdict(guard) == "DONE"
 
 
 @pytest.mark.parametrize("stage", ["redis-async", "front-async"], indirect=True)
-@awaited
-async def test_a_task_cancelled_while_it_claims_the_key_frees_it(stage):
+@run_by("in_redis")
+async def test_a_task_cancelled_while_it_claims_the_key_frees_it(stage, /):
     heard = asyncio.Event()
 
     class Slow(redis.asyncio.Redis):
@@ -95,117 +63,96 @@ async def test_a_task_cancelled_while_it_claims_the_key_frees_it(stage):
                 await asyncio.Event().wait()
             return said
 
-    async with stage:
-        await stage.deliver(stage.guard(), "another")  # Redis knows the scripts.
-        settings = short(AsyncRetry)
-        async with Slow.from_url(stage.server.url, **settings) as client:
-            task = asyncio.create_task(stage.deliver(stage.guard(client)))
-            await heard.wait()
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+    await stage.deliver(stage.guard(), "another")  # Redis knows the scripts.
+    settings = short(AsyncRetry)
+    async with Slow.from_url(stage.server.url, **settings) as client:
+        task = asyncio.create_task(stage.deliver(stage.guard(client)))
+        await heard.wait()
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
 
-            assert await stage.verdict(stage.guard()) == "FIRST"
+        assert await stage.verdict(stage.guard()) == "FIRST"
 
 
-@awaited
-async def test_an_attempt_cannot_be_entered_twice(stage):
-    async with stage, entered(stage.guard().attempt("order-1")) as attempt:
+@run_by("in_redis")
+async def test_an_attempt_cannot_be_entered_twice(stage, /):
+    async with entered(stage.guard().attempt("order-1")) as attempt:
         with pytest.raises(UsageError, match="ask"):
             await stage.enter(attempt)
 
 
 @pytest.mark.fault("P17")
-@awaited
-async def test_a_killed_attempt_holds_the_key_until_its_lease_ends(stage):
-    async with stage:
-        guard = stage.guard(lease=0.3)
+@run_by("in_redis")
+async def test_a_killed_attempt_holds_the_key_until_its_lease_ends(stage, /):
+    guard = stage.guard(lease=0.3)
 
-        async with entered(guard.attempt("order-1")) as attempt:
-            attempt.abandon()
-        assert await stage.verdict(guard) == "IN_PROGRESS"
+    async with entered(guard.attempt("order-1")) as attempt:
+        attempt.abandon()
+    assert await stage.verdict(guard) == "IN_PROGRESS"
 
-        async def is_free():
-            return await stage.verdict(guard) == "FIRST"
+    async def is_free():
+        return await stage.verdict(guard) == "FIRST"
 
-        await until(is_free)
-        assert await stage.verdict(guard) == "DONE"
-        assert stage.effects("order-1") == 1
-
-
-@awaited
-async def test_another_payload_under_the_same_key_is_a_conflict(stage):
-    async with stage:
-        guard = stage.guard()
-        await stage.deliver(guard, payload=b"two cups")
-
-        said = [
-            await stage.verdict(guard, payload=payload) for payload in (b"three cups", b"two cups")
-        ]
-
-        assert said == ["CONFLICT", "DONE"]
-        assert await stage.verdict(guard) == "DONE"
-        assert stage.effects("order-1") == 1
+    await until(is_free)
+    assert await stage.verdict(guard) == "DONE"
+    assert stage.effects("order-1") == 1
 
 
-@awaited
-async def test_another_payload_is_no_conflict_before_the_work_is_done(stage):
-    async with stage:
-        guard = stage.guard()
+@run_by("in_redis")
+async def test_another_payload_is_no_conflict_before_the_work_is_done(stage, /):
+    guard = stage.guard()
 
-        with contextlib.suppress(Refused):
-            async with entered(guard.attempt("order-1", payload=b"two cups")):
-                assert await stage.verdict(guard, payload=b"three cups") == "IN_PROGRESS"
-                raise Refused
+    with contextlib.suppress(Refused):
+        async with entered(guard.attempt("order-1", payload=b"two cups")):
+            assert await stage.verdict(guard, payload=b"three cups") == "IN_PROGRESS"
+            raise Refused
 
-        assert await stage.verdict(guard, payload=b"three cups") == "FIRST"
-        assert await stage.verdict(guard, payload=b"two cups") == "CONFLICT"
+    assert await stage.verdict(guard, payload=b"three cups") == "FIRST"
+    assert await stage.verdict(guard, payload=b"two cups") == "CONFLICT"
 
 
 @pytest.mark.parametrize("decodes", [False, True])
-@awaited
-async def test_a_result_comes_back_as_it_was_kept(stage, decodes):
+@run_by("in_redis")
+async def test_a_result_comes_back_as_it_was_kept(stage, /, decodes):
     receipt = {"paid": 3, "for": "Tee für zwei: 茶", "null": None}
-    async with stage:
-        guard = stage.guard(stage.client(decode_responses=decodes, encoding="latin-1"))
+    guard = stage.guard(stage.client(decode_responses=decodes, encoding="latin-1"))
 
-        async with entered(guard.attempt("order-1")) as attempt:
-            attempt.keep(receipt)
-        async with entered(guard.attempt("order-2")) as attempt:
-            attempt.keep(None)
+    async with entered(guard.attempt("order-1")) as attempt:
+        attempt.keep(receipt)
+    async with entered(guard.attempt("order-2")) as attempt:
+        attempt.keep(None)
 
-        assert (await stage.deliver(guard)).result == receipt
-        assert (await stage.deliver(guard, "order-2")).result is None
-
-
-@awaited
-async def test_keys_of_different_scopes_are_separate(stage):
-    async with stage:
-        guard = stage.guard()
-        named = [("a", "b:c"), ("a:b", "c"), ("", "a:b:c"), ("a", "bc"), ("ab", "c")]
-
-        for scope, key in named:
-            assert await stage.verdict(guard, key, scope=scope) == "FIRST"
-        for scope, key in named:
-            assert await stage.verdict(guard, key, scope=scope) == "DONE"
+    assert (await stage.deliver(guard)).result == receipt
+    assert (await stage.deliver(guard, "order-2")).result is None
 
 
-@awaited
-async def test_one_of_many_concurrent_attempts_is_first(stage):
-    async with stage:
-        guards = [stage.guard() for _ in range(MANY)]
-        said = []
-        if stage.is_blocking:
-            await asyncio.to_thread(crowd_of_threads, stage, guards, said)
-        else:
-            for key in range(KEYS):
-                deliveries = [stage.verdict(guard, f"order-{key}") for guard in guards]
-                said += await asyncio.gather(*deliveries)
+@run_by("in_redis")
+async def test_keys_of_different_scopes_are_separate(stage, /):
+    guard = stage.guard()
+    named = [("a", "b:c"), ("a:b", "c"), ("", "a:b:c"), ("a", "bc"), ("ab", "c")]
 
-        assert len(said) == KEYS * MANY
-        assert said.count("FIRST") == KEYS
-        assert set(said) <= {"FIRST", "IN_PROGRESS", "DONE"}
-        assert [stage.effects(f"order-{key}") for key in range(KEYS)] == [1] * KEYS
+    for scope, key in named:
+        assert await stage.verdict(guard, key, scope=scope) == "FIRST"
+    for scope, key in named:
+        assert await stage.verdict(guard, key, scope=scope) == "DONE"
+
+
+@run_by("in_redis")
+async def test_one_of_many_concurrent_attempts_is_first(stage, /):
+    guards = [stage.guard() for _ in range(MANY)]
+    said = []
+    if stage.is_blocking:
+        await asyncio.to_thread(crowd_of_threads, stage, guards, said)
+    else:
+        for key in range(KEYS):
+            deliveries = [stage.verdict(guard, f"order-{key}") for guard in guards]
+            said += await asyncio.gather(*deliveries)
+
+    assert len(said) == KEYS * MANY
+    assert said.count("FIRST") == KEYS
+    assert set(said) <= {"FIRST", "IN_PROGRESS", "DONE"}
+    assert [stage.effects(f"order-{key}") for key in range(KEYS)] == [1] * KEYS
 
 
 def crowd_of_threads(stage, guards, said):
@@ -220,118 +167,69 @@ def crowd_of_threads(stage, guards, said):
         list(pool.map(work, guards))
 
 
-@awaited
-async def test_a_guarded_function_is_called_once(stage):
-    async with stage:
-        guard, called = stage.guard(), []
+@run_by("in_redis")
+async def test_scripts_that_redis_has_forgotten_are_sent_again(stage, /):
+    guard = stage.guard()
 
-        if stage.is_blocking:
-
-            @idempotent(guard, key=lambda key: key, scope="pay", keeps_result=True)
-            def pay(*args):
-                called.append(args[-1])
-                return f"paid {args[-1]}"
-
-            said = [pay("order-1") for _ in range(3)]
-        else:
-
-            @idempotent(guard, key=lambda key: key, scope="pay", keeps_result=True)
-            async def pay(*args):
-                called.append(args[-1])
-                return f"paid {args[-1]}"
-
-            said = [await pay("order-1") for _ in range(3)]
-
-        assert said == ["paid order-1"] * 3
-        assert called == ["order-1"]
-
-
-@pytest.mark.parametrize("stage", ["redis", "front"], indirect=True)
-@awaited
-async def test_a_guarded_function_raises_key_in_progress_and_key_conflict(stage):
-    async with stage:
-
-        @idempotent(stage.guard(), key=lambda key, *_: key, payload=lambda _, body: body, scope="x")
-        def pay(*args):
-            if args[-1] == "two cups":
-                with pytest.raises(KeyInProgress):
-                    pay("order-1", "cups of three")
-
-        pay("order-1", "two cups")
-        with pytest.raises(KeyConflict):
-            pay("order-1", "cups of three")
-
-
-@awaited
-async def test_scripts_that_redis_has_forgotten_are_sent_again(stage):
-    async with stage:
-        guard = stage.guard()
-
-        async with entered(guard.attempt("order-1")):
-            stage.server.order("SCRIPT", "FLUSH")
+    async with entered(guard.attempt("order-1")):
         stage.server.order("SCRIPT", "FLUSH")
+    stage.server.order("SCRIPT", "FLUSH")
 
-        assert await stage.verdict(guard) == "DONE"
+    assert await stage.verdict(guard) == "DONE"
 
 
 @pytest.mark.parametrize("stage", ALONE, indirect=True)
-@awaited
-async def test_a_command_that_the_client_sends_twice_takes_effect_once(stage):
+@run_by("in_redis")
+async def test_a_command_that_the_client_sends_twice_takes_effect_once(stage, /):
     """By default redis-py sends a command again when no answer comes."""
-    async with stage:
-        attempt, another = stage.guard().attempt("order-1"), stage.guard().attempt("order-1")
-        lease, theirs = attempt._lease, another._lease
+    attempt, another = stage.guard().attempt("order-1"), stage.guard().attempt("order-1")
+    lease, theirs = attempt._lease, another._lease
 
-        async def both(step):
-            if stage.is_blocking:
-                return [await asyncio.to_thread(asyncio.run, step()) for _ in range(2)]
-            return [await step() for _ in range(2)]
+    async def both(step):
+        if stage.is_blocking:
+            return [await asyncio.to_thread(asyncio.run, step()) for _ in range(2)]
+        return [await step() for _ in range(2)]
 
-        assert [found.verdict for found in await both(lease.claim)] == [Verdict.FIRST] * 2
-        await both(theirs.release)
-        assert [found.verdict for found in await both(theirs.claim)] == [Verdict.IN_PROGRESS] * 2
-        assert await both(lambda: lease.finish(None)) == [b"kept"] * 2
-        assert [found.verdict for found in await both(lease.claim)] == [Verdict.DONE] * 2
-        await both(lease.release)
-        assert [found.verdict for found in await both(theirs.claim)] == [Verdict.DONE] * 2
-
-
-@awaited
-async def test_keys_expire_by_themselves(stage):
-    async with stage:
-        guard = stage.guard(lease=60, keep=3600, horizon=3600)
-
-        async with entered(guard.attempt("order-1", scope="pay")) as attempt:
-            (key,) = stage.server.order("KEYS", "txmq:done:*")
-            assert 0 < stage.server.order("PTTL", key) <= 60_000
-            await stage.effect(attempt, "order-1")
-
-        assert stage.server.order("KEYS", "*") == [b"txmq:done:pay\0order-1"]
-        assert 3_590_000 < stage.server.order("PTTL", key) <= 3_600_000
+    assert [found.verdict for found in await both(lease.claim)] == [Verdict.FIRST] * 2
+    await both(theirs.release)
+    assert [found.verdict for found in await both(theirs.claim)] == [Verdict.IN_PROGRESS] * 2
+    assert await both(lambda: lease.finish(None)) == [b"kept"] * 2
+    assert [found.verdict for found in await both(lease.claim)] == [Verdict.DONE] * 2
+    await both(lease.release)
+    assert [found.verdict for found in await both(theirs.claim)] == [Verdict.DONE] * 2
 
 
-def test_a_redis_cluster_can_hold_the_keys(tmp_path):
+@run_by("in_redis")
+async def test_keys_expire_by_themselves(stage, /):
+    guard = stage.guard(lease=60, keep=3600, horizon=3600)
+
+    async with entered(guard.attempt("order-1", scope="pay")) as attempt:
+        (key,) = stage.server.order("KEYS", "txmq:done:*")
+        assert 0 < stage.server.order("PTTL", key) <= 60_000
+        await stage.effect(attempt, "order-1")
+
+    assert stage.server.order("KEYS", "*") == [b"txmq:done:pay\0order-1"]
+    assert 3_590_000 < stage.server.order("PTTL", key) <= 3_600_000
+
+
+@run_by(in_loop)
+async def test_a_redis_cluster_can_hold_the_keys(tmp_path):
     from tests.servers.database_server import wanted
     from tests.servers.redis_server import redis_server
 
     with wanted(lambda: redis_server("--cluster-enabled", "yes", is_own=True)) as server:
         server.order("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        host, port = server.url.removeprefix("redis://").removesuffix("/0").split(":")
 
-        @awaited
-        async def both():
-            host, port = server.url.removeprefix("redis://").removesuffix("/0").split(":")
+        async def is_up():
+            return b"cluster_state:ok" in server.order("CLUSTER", "INFO")
 
-            async def is_up():
-                return b"cluster_state:ok" in server.order("CLUSTER", "INFO")
-
-            await until(is_up)
-            with contextlib.closing(redis.RedisCluster(host, int(port))) as client:
-                for verdict in (Verdict.FIRST, Verdict.DONE, Verdict.DONE):
-                    with RedisGuard(client).attempt("order-1") as attempt:
-                        assert attempt.verdict is verdict
-            async with redis.asyncio.RedisCluster(host, int(port)) as client:
-                for verdict in (Verdict.FIRST, Verdict.DONE):
-                    async with RedisGuard(client).attempt("order-2") as attempt:
-                        assert attempt.verdict is verdict
-
-        both()
+        await until(is_up)
+        with contextlib.closing(redis.RedisCluster(host, int(port))) as client:
+            for verdict in (Verdict.FIRST, Verdict.DONE, Verdict.DONE):
+                with RedisGuard(client).attempt("order-1") as attempt:
+                    assert attempt.verdict is verdict
+        async with redis.asyncio.RedisCluster(host, int(port)) as client:
+            for verdict in (Verdict.FIRST, Verdict.DONE):
+                async with RedisGuard(client).attempt("order-2") as attempt:
+                    assert attempt.verdict is verdict

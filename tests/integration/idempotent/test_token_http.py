@@ -16,6 +16,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from tests.running import in_loop, run_by
 from txmq.errors import KeyConflict, KeyInProgress, TokenRefused
 from txmq.idempotent.guard import idempotent
 from txmq.idempotent.token import TokenGuard
@@ -106,28 +107,24 @@ def shop_insert(order):
     return EFFECTS.insert().values(name=order, amount=1)
 
 
-def test_the_second_of_two_concurrent_requests_is_asked_to_retry(shop_of):
+@run_by(in_loop)
+async def test_the_second_of_two_concurrent_requests_is_asked_to_retry(shop_of):
     shop = shop_of("table", "postgres")
-
-    async def story():
-        engine = create_async_engine(shop.url)
-        at_work, go_on = asyncio.Event(), asyncio.Event()
-        app = served(TokenGuard(UniqueKeyTable(engine), secret=SECRET), at_work, go_on)
-        there = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=there, base_url="http://shop") as client:
-            key = {"Idempotency-Key": (await client.get("/")).json()["token"]}
-            first = asyncio.ensure_future(client.post("/", content="tea", headers=key))
-            await at_work.wait()
-            second = await client.post("/", content="tea", headers=key)
-            assert (second.status_code, second.headers["Retry-After"]) == (409, "1")
-            go_on.set()
-            assert (await first).json() == {"order": "tea"}
-            again = await client.post("/", content="tea", headers=key)
-            assert (again.status_code, again.json()) == (200, {"order": "tea"})
-            wrong = await client.post("/", content="coffee", headers=key)
-            assert (wrong.status_code, "Retry-After" in wrong.headers) == (422, False)
-        await engine.dispose()
-
-    asyncio.run(story())
-
+    engine = create_async_engine(shop.url)
+    at_work, go_on = asyncio.Event(), asyncio.Event()
+    app = served(TokenGuard(UniqueKeyTable(engine), secret=SECRET), at_work, go_on)
+    there = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=there, base_url="http://shop") as client:
+        key = {"Idempotency-Key": (await client.get("/")).json()["token"]}
+        first = asyncio.ensure_future(client.post("/", content="tea", headers=key))
+        await at_work.wait()
+        second = await client.post("/", content="tea", headers=key)
+        assert (second.status_code, second.headers["Retry-After"]) == (409, "1")
+        go_on.set()
+        assert (await first).json() == {"order": "tea"}
+        again = await client.post("/", content="tea", headers=key)
+        assert (again.status_code, again.json()) == (200, {"order": "tea"})
+        wrong = await client.post("/", content="coffee", headers=key)
+        assert (wrong.status_code, "Retry-After" in wrong.headers) == (422, False)
+    await engine.dispose()
     assert shop.effects == ["tea"]

@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from tests.integration.idempotent.shop_stage import Account
 from tests.integration.resources.resource_stage import ON_MARIADB, said
+from tests.running import in_loop, run_by
 from tests.servers.databases import conninfo
 from txmq.errors import ConfigError, UsageError, VersionGap
 from txmq.idempotent.guard import Verdict
@@ -65,7 +66,8 @@ def bank(shape, shop_of):
     return shop_of("version", SHAPES[shape])
 
 
-def test_a_bump_returns_first_or_done_or_raises_a_version_gap(bank, shape):
+@run_by(in_loop)
+async def test_a_bump_returns_first_or_done_or_raises_a_version_gap(bank, shape):
     guard = VersionGuard(bank.engine, Account)
 
     async def bump(version, **how):
@@ -75,21 +77,17 @@ def test_a_bump_returns_first_or_done_or_raises_a_version_gap(bank, shape):
                 await said(session, "INSERT INTO account VALUES ('a', 1, 100)")
             return verdict
 
-    async def story():
-        assert [await bump(version) for version in (1, 1)] == [Verdict.FIRST, Verdict.DONE]
-        with pytest.raises(VersionGap):
-            await bump(3)
-        more = {Account.balance: Account.balance + 10}
-        assert [await bump(2, values=more) for _ in range(3)] == [
-            Verdict.FIRST,
-            *[Verdict.DONE] * 2,
-        ]
-        assert await bump(3, values={"balance": 7}) is Verdict.FIRST
-        with pytest.raises(ConfigError, match="not a column"):
-            await bump(4, values={"name": 7})
-
-    asyncio.run(story())
-
+    assert [await bump(version) for version in (1, 1)] == [Verdict.FIRST, Verdict.DONE]
+    with pytest.raises(VersionGap):
+        await bump(3)
+    more = {Account.balance: Account.balance + 10}
+    assert [await bump(2, values=more) for _ in range(3)] == [
+        Verdict.FIRST,
+        *[Verdict.DONE] * 2,
+    ]
+    assert await bump(3, values={"balance": 7}) is Verdict.FIRST
+    with pytest.raises(ConfigError, match="not a column"):
+        await bump(4, values={"name": 7})
     assert bank.order("SELECT version, balance FROM account") == [(3, 7)]
 
 
@@ -109,44 +107,36 @@ def test_a_rolled_back_bump_can_be_repeated(bank, shape):
     assert bank.order("SELECT version FROM account") == [(1,)]
 
 
-def test_a_version_gap_leaves_the_transaction_usable(bank, shape):
+@run_by(in_loop)
+async def test_a_version_gap_leaves_the_transaction_usable(bank, shape):
     bank.order("INSERT INTO account VALUES ('a', 1, 0)")
     guard = VersionGuard(bank.engine, Account)
-
-    async def story():
-        async with session_of(shape, bank) as session:
-            with pytest.raises(VersionGap):
-                await come(guard.bump(session, ("a", 3)))
-            assert await come(guard.bump(session, ("a", 2))) is Verdict.FIRST
-
-    asyncio.run(story())
-
+    async with session_of(shape, bank) as session:
+        with pytest.raises(VersionGap):
+            await come(guard.bump(session, ("a", 3)))
+        assert await come(guard.bump(session, ("a", 2))) is Verdict.FIRST
     assert bank.order("SELECT version FROM account") == [(2,)]
 
 
-def test_judge_evaluates_an_update_of_the_application(bank, shape):
+@run_by(in_loop)
+async def test_judge_evaluates_an_update_of_the_application(bank, shape):
     bank.order("INSERT INTO account VALUES ('a', 1, 0)")
     guard = VersionGuard(bank.engine, Account)
-
-    async def story():
-        for version, wanted in [(2, Verdict.FIRST), (2, Verdict.DONE), (1, Verdict.DONE)]:
-            async with session_of(shape, bank) as session:
-                update = (
-                    f"UPDATE account SET version = {version}, balance = balance + 10 "
-                    f"WHERE id = 'a' AND version = {version - 1}"
-                )
-                changed = (await said(session, update)).rowcount
-                assert await come(guard.judge(session, ("a", version), changed)) is wanted
+    for version, wanted in [(2, Verdict.FIRST), (2, Verdict.DONE), (1, Verdict.DONE)]:
         async with session_of(shape, bank) as session:
-            with pytest.raises(VersionGap):
-                await come(guard.judge(session, ("a", 4), 0))
-            assert await come(guard.judge(session, ("a", 3), 0)) is Verdict.IN_PROGRESS
-            assert await come(guard.judge(session, ("b", 1), 0)) is Verdict.FIRST
-            with pytest.raises(UsageError, match="2 rows"):
-                await come(guard.judge(session, ("a", 3), 2))
-
-    asyncio.run(story())
-
+            update = (
+                f"UPDATE account SET version = {version}, balance = balance + 10 "
+                f"WHERE id = 'a' AND version = {version - 1}"
+            )
+            changed = (await said(session, update)).rowcount
+            assert await come(guard.judge(session, ("a", version), changed)) is wanted
+    async with session_of(shape, bank) as session:
+        with pytest.raises(VersionGap):
+            await come(guard.judge(session, ("a", 4), 0))
+        assert await come(guard.judge(session, ("a", 3), 0)) is Verdict.IN_PROGRESS
+        assert await come(guard.judge(session, ("b", 1), 0)) is Verdict.FIRST
+        with pytest.raises(UsageError, match="2 rows"):
+            await come(guard.judge(session, ("a", 3), 2))
     assert bank.order("SELECT version, balance FROM account") == [(2, 10)]
 
 

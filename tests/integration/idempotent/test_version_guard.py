@@ -3,6 +3,7 @@
 import asyncio
 import collections
 import contextlib
+import functools
 import random
 import uuid
 
@@ -14,6 +15,7 @@ from tests.faults.one_connection import SMALL, is_prepared, small
 from tests.integration.idempotent.shop_stage import SOAK, SOME, Account
 from tests.integration.idempotent.test_guard_contract import until_it_is_done
 from tests.integration.resources.resource_stage import ON_MARIADB, said
+from tests.running import run_by
 from txmq.databases.failures import Failure, failure
 from txmq.databases.sources import adapter_of
 from txmq.errors import ConfigError, UsageError, VersionGap
@@ -91,49 +93,51 @@ def postgres_bank(shop_of):
     return shop_of("version", "postgres-async")
 
 
+@pytest.fixture
+def versions_on_bank(bank):
+    """Runs a test with a guard made with its settings."""
+    return functools.partial(guarded, bank)
+
+
+@pytest.fixture
+def versions_on_postgres(postgres_bank):
+    """The same on PostgreSQL."""
+    return functools.partial(guarded, postgres_bank)
+
+
 def versions(bank):
     return dict(bank.order("SELECT id, version FROM account"))
 
 
-def test_versions_are_done_in_order_and_once(bank):
-    async def story(told):
-        for version in (1, 1, 2, 1, 2, 3, 3, 2):
-            await told.comes("a", version)
-
-    guarded(bank, story)
-
+@run_by("versions_on_bank")
+async def test_versions_are_done_in_order_and_once(told, /, bank):
+    for version in (1, 1, 2, 1, 2, 3, 3, 2):
+        await told.comes("a", version)
     assert bank.effects == ["a 1", "a 2", "a 3"]
     assert versions(bank) == {"a": 3}
 
 
 @pytest.mark.fault("M11")
-def test_an_overtaken_version_is_dropped(bank):
+@run_by("versions_on_bank", gaps="accept")
+async def test_an_overtaken_version_is_dropped(told, /, bank):
     """Version 3 came, then version 2."""
-
-    async def story(told):
-        await told.comes("a", 3)
-        await told.comes("a", 2)
-        await told.comes("a", 5)
-
-    guarded(bank, story, gaps="accept")
-
+    await told.comes("a", 3)
+    await told.comes("a", 2)
+    await told.comes("a", 5)
     assert bank.effects == ["a 3", "a 5"]
     assert versions(bank) == {"a": 5}
 
 
-def test_a_version_gap_raises_and_nothing_is_done(bank):
-    async def story(told):
-        with pytest.raises(VersionGap) as caught:
-            await told.comes("a", 2)
-        assert caught.value.retryable
-        await told.comes("a", 1)
-        with pytest.raises(VersionGap, match="is at 1"):
-            await told.comes("a", 3)
+@run_by("versions_on_bank")
+async def test_a_version_gap_raises_and_nothing_is_done(told, /, bank):
+    with pytest.raises(VersionGap) as caught:
         await told.comes("a", 2)
+    assert caught.value.retryable
+    await told.comes("a", 1)
+    with pytest.raises(VersionGap, match="is at 1"):
         await told.comes("a", 3)
-
-    guarded(bank, story)
-
+    await told.comes("a", 2)
+    await told.comes("a", 3)
     assert bank.effects == ["a 1", "a 2", "a 3"]
 
 
@@ -153,36 +157,29 @@ def test_waiting_for_a_version_gap_holds_no_connection(bank):
     assert len(bank.effects) == 4
 
 
-def test_a_version_gap_is_waited_for_only_until_the_limit(bank):
-    async def story(told):
-        await told.comes("a", 1)
-        with pytest.raises(VersionGap):
-            await told.comes("a", 3)
-
-    guarded(bank, story, gaps="wait", wait=0.05)
-
+@run_by("versions_on_bank", gaps="wait", wait=0.05)
+async def test_a_version_gap_is_waited_for_only_until_the_limit(told, /, bank):
+    await told.comes("a", 1)
+    with pytest.raises(VersionGap):
+        await told.comes("a", 3)
     assert bank.effects == ["a 1"]
 
 
-def test_shuffled_and_repeated_versions_are_each_done_once(bank):
+@run_by("versions_on_bank")
+async def test_shuffled_and_repeated_versions_are_each_done_once(told, /, bank):
     coming = [(key, version) for key in "ab" for version in range(1, LAST + 1)] * 3
     random.Random(7).shuffle(coming)
+    queue = collections.deque(coming)
 
-    async def story(told):
-        queue = collections.deque(coming)
+    async def works():
+        while queue:
+            place = queue.popleft()
+            try:
+                await until_it_is_done(told.stage, told.function(), *place)
+            except VersionGap:
+                queue.append(place)
 
-        async def works():
-            while queue:
-                place = queue.popleft()
-                try:
-                    await until_it_is_done(told.stage, told.function(), *place)
-                except VersionGap:
-                    queue.append(place)
-
-        await asyncio.gather(*(works() for _ in range(8)))
-
-    guarded(bank, story)
-
+    await asyncio.gather(*(works() for _ in range(8)))
     assert sorted(bank.effects) == sorted(
         f"{key} {version}" for key in "ab" for version in range(1, LAST + 1)
     )
@@ -253,39 +250,31 @@ def test_a_duplicate_of_another_row_at_the_first_version_is_raised_as_it_is(post
     assert postgres_bank.effects == []
 
 
-def test_new_rows_can_start_at_another_version(bank):
-    async def story(told):
-        for wrong in (9, 0):
-            with pytest.raises(UsageError, match="from 10 on"):
-                await told.comes("a", wrong)
-        with pytest.raises(VersionGap):
-            await told.comes("a", 11)
-        await told.comes("a", 10)
+@run_by("versions_on_bank", first=10)
+async def test_new_rows_can_start_at_another_version(told, /, bank):
+    for wrong in (9, 0):
+        with pytest.raises(UsageError, match="from 10 on"):
+            await told.comes("a", wrong)
+    with pytest.raises(VersionGap):
         await told.comes("a", 11)
-
-    guarded(bank, story, first=10)
-
+    await told.comes("a", 10)
+    await told.comes("a", 11)
     assert versions(bank) == {"a": 11}
 
 
-def test_a_row_without_a_version_is_refused(bank):
+@run_by("versions_on_bank")
+async def test_a_row_without_a_version_is_refused(told, /, bank):
     bank.order("INSERT INTO account VALUES ('a', NULL, 0)")
-
-    async def story(told):
-        with pytest.raises(UsageError, match="has no version"):
-            await told.comes("a", 1)
-
-    guarded(bank, story)
+    with pytest.raises(UsageError, match="has no version"):
+        await told.comes("a", 1)
 
 
-def test_a_key_that_is_no_id_and_version_pair_is_refused(postgres_bank):
-    async def story(told):
-        wrong = ["a", ("a",), ("a", "1"), ("a", 1.0), ("a", True), ("a", 0), (None, 1), ["a", 1]]
-        for key in wrong:
-            with pytest.raises(UsageError):
-                told.guard.attempt(key)
-
-    guarded(postgres_bank, story)
+@run_by("versions_on_postgres")
+async def test_a_key_that_is_no_id_and_version_pair_is_refused(told, /):
+    wrong = ["a", ("a",), ("a", "1"), ("a", 1.0), ("a", True), ("a", 0), (None, 1), ["a", 1]]
+    for key in wrong:
+        with pytest.raises(UsageError):
+            told.guard.attempt(key)
 
 
 class Base(DeclarativeBase):

@@ -1,9 +1,13 @@
 """Owns the databases that managers are tested on."""
 
+import asyncio
 import contextlib
 
 import pytest
 from sqlalchemy import NullPool, create_engine, text
+
+from txmq import Client
+from txmq_broker.testing import embedded
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +31,25 @@ def bank(request, tmp_path):
         found = Bank(url)
         stack.callback(found.close)
         yield found
+
+
+@pytest.fixture
+def on_stage(bank):
+    """Runs a test with that bank, and a broker that asks soon if it is given no settings."""
+    from tests.integration.manager.manager_stage import SOON, Stage
+
+    def run(test, settings=SOON):
+        async def story():
+            async with (
+                embedded(settings) as broker,
+                Client(broker.names) as client,
+                contextlib.AsyncExitStack() as closing,
+            ):
+                await test(Stage(bank, broker.names, client, closing))
+
+        asyncio.run(story())
+
+    return run
 
 
 def empty(url):

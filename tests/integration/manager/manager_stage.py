@@ -6,26 +6,29 @@ import functools
 import inspect
 from dataclasses import dataclass
 
+import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from txmq import Client, SQLResource, TransactionManager
+from txmq import Client, Message, SQLResource, TransactionManager
+from txmq.databases.guarded_transaction import drive
 from txmq.errors import TopicNotFound
 from txmq.settings.units import Duration
 from txmq.transaction import LocalTransactionState, ManagerSettings, TransactionState
 from txmq.transaction.resources.schema import create_fence
 from txmq_broker.config import BrokerSettings, CheckBackSettings, StoreSettings
-from txmq_broker.testing import embedded
 
-__all__ = ["SOON", "Bank", "Order", "Stage", "on_stage", "take"]
+__all__ = ["SOON", "Bank", "Order", "Stage", "take"]
 
 COMMIT, ROLLBACK, UNKNOWN = LocalTransactionState
 COMMITTED, ROLLED_BACK, NOT_KNOWN = TransactionState
 TOPIC = "transfer"
 GROUP = "icbc"
+MESSAGE = Message(topic=TOPIC, body=b"block")
+NEVER = Message(topic=TOPIC, body=b"never")
 PATIENCE_S = 8.0
-TAKE = text("UPDATE account SET balance = balance - :amount WHERE name = 'A'")
+TAKE = "UPDATE account SET balance = balance - :amount WHERE name = 'A'"
 SOON = BrokerSettings(
     store=StoreSettings(flush="async"),
     transaction=CheckBackSettings(timeout=Duration(0.3), check_interval=Duration(0.2)),
@@ -77,16 +80,47 @@ class Bank:
         return create_async_engine(self.url.set(drivername=driver), **how)
 
 
+async def said(session, statement, **values):
+    """Execute a statement in a session of either kind."""
+    result = session.execute(text(statement), values)
+    return await result if inspect.isawaitable(result) else result
+
+
 async def take(session, order):
-    """The local transaction of most tests, for asyncio."""
-    await session.execute(TAKE, {"amount": order.amount})
+    """The local transaction of most tests."""
+    await said(session, TAKE, amount=order.amount)
     return order.id
 
 
 def take_plainly(session, order):
     """The same without asyncio."""
-    session.execute(TAKE, {"amount": order.amount})
-    return order.id
+    return drive(take(session, order))
+
+
+def coloured(work, is_blocking):
+    """What a test writes as a coroutine never waits when its session does not."""
+
+    @functools.wraps(work)
+    def plain(*args):
+        return drive(work(*args))
+
+    return plain if is_blocking else work
+
+
+async def until(is_so):
+    async with asyncio.timeout(20):
+        while not is_so():
+            await asyncio.sleep(0.01)
+
+
+async def cancelled(running):
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+class Refusal(Exception):
+    """What a business function raises."""
 
 
 @dataclass
@@ -128,27 +162,3 @@ class Stage:
         async with asyncio.timeout(PATIENCE_S):
             while await self.open():
                 await asyncio.sleep(0.02)
-
-
-def on_stage(scenario, settings=SOON):
-    """Make a test of an async function of a :class:`Stage`, on the database of a fixture."""
-
-    @functools.wraps(scenario)
-    def test(bank):
-        async def play():
-            async with (
-                embedded(settings) as broker,
-                Client(broker.names) as client,
-                contextlib.AsyncExitStack() as closing,
-            ):
-                await scenario(Stage(bank, broker.names, client, closing))
-
-        asyncio.run(play())
-
-    test.__signature__ = inspect.signature(test, follow_wrapped=False)
-    return test
-
-
-def on_patient_stage(scenario):
-    """The same with a broker that sends no check while the test runs, even on a slow machine."""
-    return on_stage(scenario, PATIENT)

@@ -1,24 +1,29 @@
 """Decorated functions and blocks of code: the database and the topic always agree."""
 
 import asyncio
-import logging
 import threading
 
 import pytest
-from sqlalchemy import text
 
 from tests.integration.manager.manager_stage import (
     COMMITTED,
     GROUP,
+    MESSAGE,
+    NEVER,
     NOT_KNOWN,
+    PATIENT,
     ROLLED_BACK,
     TOPIC,
     Order,
-    on_patient_stage,
-    on_stage,
+    Refusal,
+    cancelled,
+    coloured,
+    said,
     take,
     take_plainly,
+    until,
 )
+from tests.running import run_by
 from txmq import Message, TransactionProducer
 from txmq.errors import (
     FenceMissing,
@@ -33,16 +38,12 @@ from txmq.transaction.state import LocalTransactionState
 BODY = b'{"id":"o-1","amount":30}'
 
 
-class Refusal(Exception):
-    """What a business function raises."""
-
-
 def transfer(manager, function=take, **more):
     return manager.transactional(topic=TOPIC, keys=lambda order: order.id, **more)(function)
 
 
-@on_stage
-async def test_a_decorated_function_commits_its_rows_and_its_message(stage):
+@run_by("on_stage")
+async def test_a_decorated_function_commits_its_rows_and_its_message(stage, /):
     async with stage.manager() as tm:
         outcome = await transfer(tm, tags="CCB")(Order("o-1", 30))
         assert (outcome.state, outcome.is_acknowledged) == (COMMITTED, True)
@@ -55,8 +56,8 @@ async def test_a_decorated_function_commits_its_rows_and_its_message(stage):
     assert (found.keys, found.tags) == (("o-1",), "CCB")
 
 
-@on_stage
-async def test_a_method_can_make_its_message_from_arguments_or_from_its_result(stage):
+@run_by("on_stage")
+async def test_a_method_can_make_its_message_from_arguments_or_from_its_result(stage, /):
     class Desk:
         async def transfer_out(self, session, order):
             self.last = order.id
@@ -73,8 +74,8 @@ async def test_a_method_can_make_its_message_from_arguments_or_from_its_result(s
     assert await stage.visible() == [b'"o-2"', BODY]
 
 
-@on_stage
-async def test_a_plain_function_runs_in_a_thread(stage):
+@run_by("on_stage")
+async def test_a_plain_function_runs_in_a_thread(stage, /):
     where = []
 
     def function(session, order):
@@ -91,36 +92,31 @@ async def test_a_plain_function_runs_in_a_thread(stage):
 
 @pytest.mark.parametrize("is_blocking", [False, True])
 @pytest.mark.parametrize("problem", [Refusal("no"), RollBack("no")], ids=lambda error: repr(error))
-def test_an_exception_rolls_back_the_database_and_the_half_message(bank, problem, is_blocking):
-    @on_stage
-    async def scenario(stage):
-        async def refused(session, order):
-            await take(session, order)
-            raise problem
+@run_by("on_stage")
+async def test_an_exception_rolls_back_the_database_and_the_half_message(
+    stage, /, problem, is_blocking
+):
+    async def refused(session, order):
+        await take(session, order)
+        raise problem
 
-        def refused_plainly(session, order):
-            take_plainly(session, order)
-            raise problem
-
-        async with stage.manager(stage.resource(is_blocking=is_blocking)) as tm:
-            function = transfer(tm, refused_plainly if is_blocking else refused)
-            if isinstance(problem, RollBack):
-                outcome = await function(Order("o-1", 30))
-                assert (outcome.state, outcome.problem) == (ROLLED_BACK, problem)
-            else:
-                with pytest.raises(Refusal, match="no") as raised:
-                    await function(Order("o-1", 30))
-                assert raised.value.__notes__[0].endswith("is rolled back")
-            assert tm.tally.rolled_back == 1
-        assert stage.bank.balance == 100
-        assert stage.bank.fence == {}
-        assert await stage.visible() == await stage.open() == []
-
-    scenario(bank)
+    async with stage.manager(stage.resource(is_blocking=is_blocking)) as tm:
+        function = transfer(tm, coloured(refused, is_blocking))
+        if isinstance(problem, RollBack):
+            outcome = await function(Order("o-1", 30))
+            assert (outcome.state, outcome.problem) == (ROLLED_BACK, problem)
+        else:
+            with pytest.raises(Refusal, match="no") as raised:
+                await function(Order("o-1", 30))
+            assert raised.value.__notes__[0].endswith("is rolled back")
+        assert tm.tally.rolled_back == 1
+    assert stage.bank.balance == 100
+    assert stage.bank.fence == {}
+    assert await stage.visible() == await stage.open() == []
 
 
-@on_stage
-async def test_a_commit_refused_by_the_database_is_raised(stage):
+@run_by("on_stage")
+async def test_a_commit_refused_by_the_database_is_raised(stage, /):
     async with stage.manager() as tm:
         with pytest.raises(Exception, match=r"(?i)check"):
             await transfer(tm)(Order("o-1", 130))
@@ -130,35 +126,32 @@ async def test_a_commit_refused_by_the_database_is_raised(stage):
 
 @pytest.mark.fault("P5")
 @pytest.mark.parametrize("is_committed", [False, True])
-def test_a_lost_commit_reply_is_unknown_until_a_check_decides(bank, is_committed):
-    @on_stage
-    async def scenario(stage):
-        resource = stage.resource(is_blocking=True)
-        dialect = resource.engine.dialect
-        commit, lost = dialect.do_commit, []
+@run_by("on_stage")
+async def test_a_lost_commit_reply_is_unknown_until_a_check_decides(stage, /, is_committed):
+    resource = stage.resource(is_blocking=True)
+    dialect = resource.engine.dialect
+    commit, lost = dialect.do_commit, []
 
-        def do_commit(connection):
-            if lost:
-                return commit(connection)
-            lost.append(True)
-            if is_committed:
-                commit(connection)
-            raise dialect.dbapi.OperationalError("the server closed the connection")
+    def do_commit(connection):
+        if lost:
+            return commit(connection)
+        lost.append(True)
+        if is_committed:
+            commit(connection)
+        raise dialect.dbapi.OperationalError("the server closed the connection")
 
-        async with stage.manager(resource) as tm:
-            dialect.do_commit = do_commit
-            outcome = await transfer(tm, take_plainly)(Order("o-1", 30))
-            assert (outcome.state, outcome.is_acknowledged) == (NOT_KNOWN, False)
-            assert "did not say" in str(outcome.problem)
-            await stage.until_settled()
-        assert stage.bank.balance == (70 if is_committed else 100)
-        assert await stage.visible() == ([BODY] if is_committed else [])
-
-    scenario(bank)
+    async with stage.manager(resource) as tm:
+        dialect.do_commit = do_commit
+        outcome = await transfer(tm, take_plainly)(Order("o-1", 30))
+        assert (outcome.state, outcome.is_acknowledged) == (NOT_KNOWN, False)
+        assert "did not say" in str(outcome.problem)
+        await stage.until_settled()
+    assert stage.bank.balance == (70 if is_committed else 100)
+    assert await stage.visible() == ([BODY] if is_committed else [])
 
 
-@on_stage
-async def test_a_commit_inside_the_function_is_unknown_until_a_check_commits(stage):
+@run_by("on_stage")
+async def test_a_commit_inside_the_function_is_unknown_until_a_check_commits(stage, /):
     async def hasty(session, order):
         await take(session, order)
         await session.commit()
@@ -180,42 +173,32 @@ async def test_a_commit_inside_the_function_is_unknown_until_a_check_commits(sta
 @pytest.mark.fault("D3")
 @pytest.mark.parametrize("is_blocking", [False, True])
 @pytest.mark.parametrize("bank", ["postgres"], indirect=True)  # SQLite has a single writer.
-def test_a_serialization_failure_is_retried_under_the_same_transaction_id(bank, is_blocking):
-    @on_stage
-    async def scenario(stage):
-        tries = []
+@run_by("on_stage")
+async def test_a_serialization_failure_is_retried_under_the_same_transaction_id(
+    stage, /, is_blocking
+):
+    tries = []
 
-        def meddle(xid):
-            tries.append(xid)
-            if len(tries) == 1:
-                stage.bank.order("UPDATE account SET balance = balance - 1")
+    async def contended(session, order):
+        await said(session, "SELECT balance FROM account")
+        tries.append(tm.current().xid)
+        if len(tries) == 1:
+            stage.bank.order("UPDATE account SET balance = balance - 1")
+        await take(session, order)
 
-        async def contended(session, order):
-            await session.execute(text("SELECT balance FROM account"))
-            meddle(tm.current().xid)
-            await take(session, order)
-
-        def contended_plainly(session, order):
-            session.execute(text("SELECT balance FROM account"))
-            meddle(tm.current().xid)
-            take_plainly(session, order)
-
-        resource = stage.resource(is_blocking=is_blocking)
-        engine = resource.engine if is_blocking else resource.engine.sync_engine
-        engine.update_execution_options(isolation_level="REPEATABLE READ")
-        async with stage.manager(resource) as tm:
-            function = transfer(tm, contended_plainly if is_blocking else contended)
-            outcome = await function(Order("o-1", 30))
-        assert tries == [outcome.xid] * 2
-        assert outcome.state is COMMITTED
-        assert stage.bank.balance == 69
-        assert await stage.visible() == [BODY]
-
-    scenario(bank)
+    resource = stage.resource(is_blocking=is_blocking)
+    engine = resource.engine if is_blocking else resource.engine.sync_engine
+    engine.update_execution_options(isolation_level="REPEATABLE READ")
+    async with stage.manager(resource) as tm:
+        outcome = await transfer(tm, coloured(contended, is_blocking))(Order("o-1", 30))
+    assert tries == [outcome.xid] * 2
+    assert outcome.state is COMMITTED
+    assert stage.bank.balance == 69
+    assert await stage.visible() == [BODY]
 
 
-@on_stage
-async def test_nested_transactions_are_refused(stage):
+@run_by("on_stage")
+async def test_nested_transactions_are_refused(stage, /):
     async with stage.manager() as tm:
         inner = transfer(tm)
 
@@ -227,15 +210,12 @@ async def test_nested_transactions_are_refused(stage):
             await transfer(tm, outer)(Order("o-1", 30))
         assert tm.tally.rolled_back == 1
         assert tm.current() is None
-        with pytest.raises(LocalProtocolError, match="outbox"):
-            async with tm.transaction([Message(topic=TOPIC, body=b"block")] * 2):
-                pass
     assert stage.bank.balance == 100
     assert await stage.visible() == await stage.open() == []
 
 
-@on_stage
-async def test_current_returns_the_transaction_of_the_calling_task(stage):
+@run_by("on_stage")
+async def test_current_returns_the_transaction_of_the_calling_task(stage, /):
     seen = []
 
     async with stage.manager() as tm:
@@ -258,10 +238,10 @@ async def test_current_returns_the_transaction_of_the_calling_task(stage):
         assert [await task for _, _, task in seen] == [None, None]
 
 
-@on_stage
-async def test_an_async_with_block_commits_and_rolls_back_as_a_transaction(stage):
+@run_by("on_stage")
+async def test_an_async_with_block_commits_and_rolls_back_as_a_transaction(stage, /):
     async with stage.manager() as tm:
-        async with tm.transaction(Message(topic=TOPIC, body=b"block")) as transaction:
+        async with tm.transaction(MESSAGE) as transaction:
             assert tm.current() is transaction
             assert await stage.open() == [transaction.xid]
             await take(transaction.session, Order("o", 30))
@@ -270,10 +250,10 @@ async def test_an_async_with_block_commits_and_rolls_back_as_a_transaction(stage
         assert transaction.outcome.xid == transaction.xid
 
         with pytest.raises(Refusal):  # noqa: PT012 - the block is what is tested
-            async with tm.transaction(Message(topic=TOPIC, body=b"never")) as transaction:
+            async with tm.transaction(NEVER) as transaction:
                 await take(transaction.session, Order("o", 30))
                 raise Refusal
-        async with tm.transaction(Message(topic=TOPIC, body=b"never")) as transaction:
+        async with tm.transaction(NEVER) as transaction:
             raise RollBack("no")
         assert transaction.outcome.state is ROLLED_BACK
     assert stage.bank.balance == 70
@@ -281,15 +261,15 @@ async def test_an_async_with_block_commits_and_rolls_back_as_a_transaction(stage
     assert await stage.open() == []
 
 
-@on_patient_stage
-async def test_cancelling_a_transaction_rolls_it_back_without_a_check(stage):
+@run_by("on_stage", PATIENT)
+async def test_cancelling_a_transaction_rolls_it_back_without_a_check(stage, /):
     async def endless(session, order):
         await take(session, order)
         begun.set()
         await asyncio.Event().wait()
 
     async def block(tm):
-        async with tm.transaction(Message(topic=TOPIC, body=b"block")) as transaction:
+        async with tm.transaction(MESSAGE) as transaction:
             await endless(transaction.session, Order("o", 30))
 
     async with stage.manager() as tm:
@@ -297,17 +277,15 @@ async def test_cancelling_a_transaction_rolls_it_back_without_a_check(stage):
             begun = asyncio.Event()
             running = asyncio.ensure_future(work)
             await begun.wait()
-            running.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await running
+            await cancelled(running)
     assert tm.tally.rolled_back == 2
     assert tm.tally.checks == 0
     assert stage.bank.balance == 100
     assert await stage.visible() == await stage.open() == []
 
 
-@on_stage
-async def test_a_plain_function_finishes_after_its_caller_is_cancelled(stage):
+@run_by("on_stage")
+async def test_a_plain_function_finishes_after_its_caller_is_cancelled(stage, /):
     begun, may_end = threading.Event(), threading.Event()
 
     def slow(session, order):
@@ -318,17 +296,15 @@ async def test_a_plain_function_finishes_after_its_caller_is_cancelled(stage):
     async with stage.manager(stage.resource(is_blocking=True)) as tm:
         running = asyncio.ensure_future(transfer(tm, slow)(Order("o-1", 30)))
         await asyncio.to_thread(begun.wait, 20)
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
+        await cancelled(running)
         may_end.set()
     assert tm.tally.committed == 1
     assert stage.bank.balance == 70
     assert await stage.visible() == [BODY]
 
 
-@on_stage
-async def test_a_transaction_past_its_timeout_is_rolled_back(stage):
+@run_by("on_stage")
+async def test_a_transaction_past_its_timeout_is_rolled_back(stage, /):
     async def endless(session, order):
         await take(session, order)
         await asyncio.Event().wait()
@@ -341,7 +317,7 @@ async def test_a_transaction_past_its_timeout_is_rolled_back(stage):
         with pytest.raises(TransactionOverdue):
             await transfer(tm, endless)(Order("o", 30))
         with pytest.raises(TransactionOverdue):
-            async with tm.transaction(Message(topic=TOPIC, body=b"block")) as transaction:
+            async with tm.transaction(MESSAGE) as transaction:
                 await endless(transaction.session, Order("o", 30))
         assert tm.tally.rolled_back == 2
     plain = stage.resource(is_blocking=True)
@@ -353,8 +329,8 @@ async def test_a_transaction_past_its_timeout_is_rolled_back(stage):
 
 
 @pytest.mark.fault("P8")
-@on_stage
-async def test_a_transaction_paused_before_its_fence_cannot_commit_after_a_check(stage):
+@run_by("on_stage")
+async def test_a_transaction_paused_before_its_fence_cannot_commit_after_a_check(stage, /):
     """It is paused until another process of the group has answered a check."""
     resource, elsewhere, asked = stage.resource(), stage.resource(), []
     await elsewhere.verify()
@@ -388,8 +364,8 @@ async def test_a_transaction_paused_before_its_fence_cannot_commit_after_a_check
 
 
 @pytest.mark.fault("P5", "P6")
-@on_stage
-async def test_another_group_member_answers_the_checks_of_a_member_that_is_gone(stage):
+@run_by("on_stage")
+async def test_another_group_member_answers_the_checks_of_a_member_that_is_gone(stage, /):
     """The process ends before its END: once after its local transaction, once before it."""
     resource = stage.resource()
     async with stage.manager(resource) as tm:
@@ -406,28 +382,26 @@ async def test_another_group_member_answers_the_checks_of_a_member_that_is_gone(
         assert stage.bank.fence == {begun[0].transaction.xid: 1, begun[1].transaction.xid: 2}
 
 
-@on_stage
-async def test_a_half_message_of_a_foreign_producer_is_answered_unknown(stage):
+@run_by("on_stage")
+async def test_a_half_message_of_a_foreign_producer_is_answered_unknown(stage, /):
     class Other:
         def execute_local_transaction(self, message, arg):
             return LocalTransactionState.UNKNOWN
 
-        check_local_transaction = None
+        def check_local_transaction(self, message):
+            return LocalTransactionState.COMMIT
 
-    Other.check_local_transaction = lambda self, message: LocalTransactionState.COMMIT
     async with stage.manager() as tm:
         async with TransactionProducer(GROUP, stage.names, Other()) as producer:
             half = await producer.prepare(Message(topic=TOPIC, body=b"other"))
-        async with asyncio.timeout(20):
-            while not tm.tally.checks_unknown:
-                await asyncio.sleep(0.02)
+        await until(lambda: tm.tally.checks_unknown)
         assert await stage.open() == [half.id]
     assert stage.bank.fence == {}
 
 
 @pytest.mark.fault("D4")
-@on_stage
-async def test_a_database_without_a_fence_is_refused_at_start(stage):
+@run_by("on_stage")
+async def test_a_database_without_a_fence_is_refused_at_start(stage, /):
     stage.bank.order("DROP TABLE txmq_fence")
     tm = stage.manager()
     with pytest.raises(FenceMissing):
@@ -436,8 +410,8 @@ async def test_a_database_without_a_fence_is_refused_at_start(stage):
         await transfer(tm)(Order("o-1", 30))
 
 
-@on_stage
-async def test_decorating_a_function_that_does_not_match_its_resource_is_refused(stage):
+@run_by("on_stage")
+async def test_decorating_a_function_that_does_not_match_its_resource_is_refused(stage, /):
     waits, blocks = stage.manager(), stage.manager(stage.resource(is_blocking=True))
     with pytest.raises(UsageError, match="needs an async function; .*take_plainly is not async"):
         transfer(waits, take_plainly)
@@ -445,33 +419,15 @@ async def test_decorating_a_function_that_does_not_match_its_resource_is_refused
         transfer(blocks, take)
     async with blocks:
         with pytest.raises(UsageError, match="stall the loop"):
-            async with blocks.transaction(Message(topic=TOPIC, body=b"block")):
+            async with blocks.transaction(MESSAGE):
                 pass
 
 
-@on_stage
-async def test_a_message_with_an_id_of_its_own_is_refused(stage):
+@run_by("on_stage")
+async def test_a_message_with_an_id_of_its_own_is_refused(stage, /):
     async with stage.manager() as tm:
         own = Message(topic=TOPIC, body=b"", properties={"UNIQ_KEY": "mine"})
         with pytest.raises(LocalProtocolError, match="assigns its messages. ids"):
             async with tm.transaction(own):
                 pass
     assert await stage.open() == []
-
-
-@pytest.mark.parametrize("is_block", [False, True])
-def test_the_nine_steps_are_logged_in_order(bank, caplog, is_block):
-    @on_stage
-    async def scenario(stage):
-        async with stage.manager() as tm:
-            with caplog.at_level(logging.DEBUG, "txmq.transaction.story"):
-                if is_block:
-                    async with tm.transaction(Message(topic=TOPIC, body=b"block")) as transaction:
-                        pass
-                    return transaction.xid
-                return (await transfer(tm)(Order("o-1", 30))).xid
-
-    scenario(bank)
-    told = [record.args for record in caplog.records if record.name == "txmq.transaction.story"]
-    assert [step for _, step, _ in told] == [1, 2, 3, 4, 5, 6, 7, 8, 9]
-    assert len({xid for xid, _, _ in told}) == 1

@@ -12,11 +12,13 @@ from sqlalchemy import create_engine, text
 from tests.integration.manager.manager_stage import (
     COMMITTED,
     GROUP,
-    NOT_KNOWN,
+    MESSAGE,
+    NEVER,
     ROLLED_BACK,
     SOON,
     TOPIC,
     Order,
+    Refusal,
     take_plainly,
 )
 from txmq import Message, SQLResource, blocking
@@ -25,10 +27,6 @@ from txmq.transaction import ManagerSettings
 from txmq_broker.testing import BrokerThread
 
 ORDER = Order("o-1", 30)
-
-
-class Refusal(Exception):
-    """What a business function raises."""
 
 
 @pytest.fixture
@@ -162,17 +160,17 @@ def test_ctrl_c_while_a_half_message_is_sent_rolls_back(tm, bank, broker):
 
 
 def test_a_with_block_commits_and_rolls_back_as_a_transaction(tm, bank, broker):
-    with tm.transaction(Message(topic=TOPIC, body=b"block")) as transaction:
+    with tm.transaction(MESSAGE) as transaction:
         assert tm.current() is transaction
         take_plainly(transaction.session, ORDER)
     assert transaction.outcome.state is COMMITTED
     with (  # noqa: PT012 - the block is what is tested
         pytest.raises(Refusal),
-        tm.transaction(Message(topic=TOPIC, body=b"never")) as refused,
+        tm.transaction(NEVER) as refused,
     ):
         take_plainly(refused.session, ORDER)
         raise Refusal
-    with tm.transaction(Message(topic=TOPIC, body=b"never")) as transaction:
+    with tm.transaction(NEVER) as transaction:
         raise RollBack("no")
     assert transaction.outcome.state is ROLLED_BACK
     assert tm.current() is None
@@ -190,8 +188,7 @@ def test_nested_transactions_are_refused(tm, bank):
 
     with pytest.raises(UsageError, match="cannot be nested"):
         outer(ORDER)
-    message = Message(topic=TOPIC, body=b"block")
-    with pytest.raises(UsageError, match="cannot be nested"), tm.transaction(message):
+    with pytest.raises(UsageError, match="cannot be nested"), tm.transaction(MESSAGE):
         inner(ORDER)
     assert bank.balance == 100
 
@@ -199,7 +196,7 @@ def test_nested_transactions_are_refused(tm, bank):
 def test_a_keyboard_interrupt_inside_a_block_leaves_the_decision_to_a_check(tm, bank, broker):
     with (  # noqa: PT012 - the block is what is tested
         pytest.raises(KeyboardInterrupt),
-        tm.transaction(Message(topic=TOPIC, body=b"never")) as transaction,
+        tm.transaction(NEVER) as transaction,
     ):
         take_plainly(transaction.session, ORDER)
         raise KeyboardInterrupt
@@ -209,19 +206,6 @@ def test_a_keyboard_interrupt_inside_a_block_leaves_the_decision_to_a_check(tm, 
         until.wait(0.02)
     assert bank.fence == {transaction.xid: 2}
     assert bank.balance == 100
-
-
-def test_a_commit_inside_the_function_is_unknown_until_a_check_commits(tm, bank):
-    @tm.transactional(topic=TOPIC)
-    def hasty(session, order):
-        take_plainly(session, order)
-        session.commit()
-
-    assert hasty(ORDER).state is NOT_KNOWN
-    until = threading.Event()
-    while not tm.tally.checks_committed:
-        until.wait(0.02)
-    assert bank.balance == 70
 
 
 def test_an_async_resource_is_refused_by_the_blocking_manager(bank, broker):
@@ -239,11 +223,6 @@ def test_a_manager_works_on_a_shared_client(bank, broker):
     ):
         assert tm.transactional(topic=TOPIC)(take_plainly)(ORDER).state is COMMITTED
     engine.dispose()
-
-
-def test_an_object_that_is_no_resource_is_refused_with_a_hint_at_sqlresource():
-    with pytest.raises(ConfigError, match=r"SQLResource\(engine\), not object"):
-        blocking.TransactionManager(GROUP, "127.0.0.1:9876", object()).__enter__()
 
 
 def test_ctrl_c_before_the_end_of_a_block_leaves_the_decision_to_a_check(

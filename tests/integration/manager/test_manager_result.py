@@ -13,8 +13,12 @@ from tests.integration.manager.manager_stage import (
     NOT_KNOWN,
     ROLLED_BACK,
     TOPIC,
-    on_stage,
+    Refusal,
+    cancelled,
+    coloured,
+    until,
 )
+from tests.running import run_by
 from txmq import TransactionState
 from txmq.errors import (
     ConfigError,
@@ -41,10 +45,6 @@ CREATE CONSTRAINT TRIGGER late AFTER INSERT ON bill DEFERRABLE INITIALLY DEFERRE
 """
 
 
-class Refusal(Exception):
-    """What a business function raises."""
-
-
 class Base(DeclarativeBase):
     """The tables of these tests."""
 
@@ -57,7 +57,8 @@ class Bill(Base):
     amount: Mapped[int]
 
 
-def prepare(bank):
+@pytest.fixture(autouse=True)
+def table(bank):
     Base.metadata.create_all(bank.engine)
 
 
@@ -67,9 +68,7 @@ def bills(bank):
 
 async def charge(session, amount):
     """The local transaction of most tests; nothing is written before it is flushed."""
-    bill = Bill(amount=amount)
-    session.add(bill)
-    return bill
+    return charge_plainly(session, amount)
 
 
 def charge_plainly(session, amount):
@@ -123,30 +122,24 @@ async def nothing_remains(stage):
 
 
 @pytest.mark.parametrize("is_blocking", [False, True])
-def test_a_message_carries_the_key_generated_by_the_database(bank, is_blocking):
-    @on_stage
-    async def scenario(stage):
-        prepare(stage.bank)
-        async with stage.manager(stage.resource(is_blocking=is_blocking)) as tm:
-            function = decorated(tm, charge_plainly if is_blocking else charge)
-            outcome = await function(30)
-            assert (outcome.state, outcome.is_acknowledged) == (COMMITTED, True)
-            assert (outcome.result.id, outcome.result.amount) == (1, 30)
-            assert tm.tally.committed == 1
-        assert bills(stage.bank) == [30]
-        assert stage.bank.fence == {outcome.xid: 1}
-        assert await stage.visible() == [b'{"number":1}']
-        found = await stage.client.admin.find(TOPIC, outcome.message_id)
-        assert found.keys == ("1",)
-        assert outcome.half.id == outcome.xid
-
-    scenario(bank)
+@run_by("on_stage")
+async def test_a_message_carries_the_key_generated_by_the_database(stage, /, is_blocking):
+    async with stage.manager(stage.resource(is_blocking=is_blocking)) as tm:
+        function = decorated(tm, coloured(charge, is_blocking))
+        outcome = await function(30)
+        assert (outcome.state, outcome.is_acknowledged) == (COMMITTED, True)
+        assert (outcome.result.id, outcome.result.amount) == (1, 30)
+        assert tm.tally.committed == 1
+    assert bills(stage.bank) == [30]
+    assert stage.bank.fence == {outcome.xid: 1}
+    assert await stage.visible() == [b'{"number":1}']
+    found = await stage.client.admin.find(TOPIC, outcome.message_id)
+    assert found.keys == ("1",)
+    assert outcome.half.id == outcome.xid
 
 
-@on_stage
-async def test_the_result_is_the_default_body_of_the_message(stage):
-    prepare(stage.bank)
-
+@run_by("on_stage")
+async def test_the_result_is_the_default_body_of_the_message(stage, /):
     async def numbered(session, amount):
         bill = await charge(session, amount)
         await session.flush()
@@ -160,16 +153,13 @@ async def test_the_result_is_the_default_body_of_the_message(stage):
     assert await stage.visible() == [b'{"number":1,"amount":7}']
 
 
-@on_stage
-async def test_the_half_message_is_stored_before_the_commit_and_checks_wait(stage):
-    prepare(stage.bank)
+@run_by("on_stage")
+async def test_the_half_message_is_stored_before_the_commit_and_checks_wait(stage, /):
     resource, seen = stage.resource(), []
 
     async def look(local):
         seen.append((await stage.open(), local.state.name, bills(stage.bank)))
-        async with asyncio.timeout(PATIENCE_S):
-            while not tm.tally.checks_unknown:
-                await asyncio.sleep(0.02)
+        await until(lambda: tm.tally.checks_unknown)
 
     before_commits(resource, look)
     async with stage.manager(resource) as tm:
@@ -182,40 +172,30 @@ async def test_the_half_message_is_stored_before_the_commit_and_checks_wait(stag
 
 @pytest.mark.parametrize("is_blocking", [False, True])
 @pytest.mark.parametrize("problem", [Refusal("no"), RollBack("no")], ids=lambda error: repr(error))
-def test_an_exception_rolls_back_and_no_message_is_sent(bank, problem, is_blocking):
-    @on_stage
-    async def scenario(stage):
-        async def refused(session, amount):
-            await charge(session, amount)
-            raise problem
+@run_by("on_stage")
+async def test_an_exception_rolls_back_and_no_message_is_sent(stage, /, problem, is_blocking):
+    async def refused(session, amount):
+        await charge(session, amount)
+        raise problem
 
-        def refused_plainly(session, amount):
-            charge_plainly(session, amount)
-            raise problem
-
-        prepare(stage.bank)
-        async with stage.manager(stage.resource(is_blocking=is_blocking)) as tm:
-            function = decorated(tm, refused_plainly if is_blocking else refused)
-            if isinstance(problem, RollBack):
-                outcome = await function(30)
-                assert (outcome.state, outcome.problem) == (ROLLED_BACK, problem)
-                assert outcome.message_id == outcome.xid
-                with pytest.raises(UsageError, match="before it had a message"):
-                    print(outcome.queue)
-            else:
-                with pytest.raises(Refusal, match="no") as raised:
-                    await function(30)
-                assert raised.value.__notes__[0].endswith("is rolled back")
-            assert (tm.tally.rolled_back, tm.tally.unacknowledged) == (1, 0)
-        await nothing_remains(stage)
-
-    scenario(bank)
+    async with stage.manager(stage.resource(is_blocking=is_blocking)) as tm:
+        function = decorated(tm, coloured(refused, is_blocking))
+        if isinstance(problem, RollBack):
+            outcome = await function(30)
+            assert (outcome.state, outcome.problem) == (ROLLED_BACK, problem)
+            assert outcome.message_id == outcome.xid
+            with pytest.raises(UsageError, match="before it had a message"):
+                print(outcome.queue)
+        else:
+            with pytest.raises(Refusal, match="no") as raised:
+                await function(30)
+            assert raised.value.__notes__[0].endswith("is rolled back")
+        assert (tm.tally.rolled_back, tm.tally.unacknowledged) == (1, 0)
+    await nothing_remains(stage)
 
 
-@on_stage
-async def test_a_result_that_makes_no_valid_message_rolls_back(stage):
-    prepare(stage.bank)
-
+@run_by("on_stage")
+async def test_a_result_that_makes_no_valid_message_rolls_back(stage, /):
     async def silent(session, amount):
         await charge(session, amount)
 
@@ -238,108 +218,70 @@ async def test_a_result_that_makes_no_valid_message_rolls_back(stage):
 
 
 @pytest.mark.parametrize("is_blocking", [False, True])
-def test_an_unanswered_half_message_rolls_back_and_so_does_its_check(bank, is_blocking):
-    @on_stage
-    async def scenario(stage):
-        prepare(stage.bank)
-        async with stage.manager(stage.resource(is_blocking=is_blocking)) as tm:
-            sending = tm._producer._sender
-            send_half = sending.send_half
+@run_by("on_stage")
+async def test_an_unanswered_half_message_rolls_back_and_so_does_its_check(stage, /, is_blocking):
+    async with stage.manager(stage.resource(is_blocking=is_blocking)) as tm:
+        sending = tm._producer._sender
+        send_half = sending.send_half
 
-            async def unanswered(*half):
-                await send_half(*half)
-                raise RequestTimeout("no answer came")
+        async def unanswered(*half):
+            await send_half(*half)
+            raise RequestTimeout("no answer came")
 
-            sending.send_half = unanswered
-            with pytest.raises(RequestTimeout) as raised:
-                await decorated(tm, charge_plainly if is_blocking else charge)(30)
-            assert "half message" in raised.value.__notes__[0]
-            assert len(await stage.open()) == 1
-            await stage.until_settled()
-            assert tm.tally.checks_rolled_back == 1
-        assert bills(stage.bank) == []
-        assert list(stage.bank.fence.values()) == [2]
-        assert await stage.visible() == []
-
-    scenario(bank)
+        sending.send_half = unanswered
+        with pytest.raises(RequestTimeout) as raised:
+            await decorated(tm, coloured(charge, is_blocking))(30)
+        assert "half message" in raised.value.__notes__[0]
+        assert len(await stage.open()) == 1
+        await stage.until_settled()
+        assert tm.tally.checks_rolled_back == 1
+    assert bills(stage.bank) == []
+    assert list(stage.bank.fence.values()) == [2]
+    assert await stage.visible() == []
 
 
 @pytest.mark.parametrize("is_blocking", [False, True])
-def test_a_half_message_past_the_timeout_rolls_the_transaction_back(bank, is_blocking):
-    @on_stage
-    async def scenario(stage):
-        prepare(stage.bank)
-        resource = stage.resource(is_blocking=is_blocking)
-        async with stage.manager(resource, local_timeout=0.3) as tm:
+@run_by("on_stage")
+async def test_a_half_message_past_the_timeout_rolls_the_transaction_back(stage, /, is_blocking):
+    resource = stage.resource(is_blocking=is_blocking)
+    async with stage.manager(resource, local_timeout=0.3) as tm:
 
-            async def unanswered(*_):
-                await asyncio.Event().wait()
+        async def unanswered(*_):
+            await asyncio.Event().wait()
 
-            tm._producer._sender.send_half = unanswered
-            with pytest.raises(TransactionOverdue):
-                await decorated(tm, charge_plainly if is_blocking else charge)(30)
-        await nothing_remains(stage)
-
-    scenario(bank)
+        tm._producer._sender.send_half = unanswered
+        with pytest.raises(TransactionOverdue):
+            await decorated(tm, coloured(charge, is_blocking))(30)
+    await nothing_remains(stage)
 
 
 @pytest.mark.parametrize("is_blocking", [False, True])
 @pytest.mark.parametrize("bank", ["postgres"], indirect=True)  # SQLite has a single writer.
-def test_a_serialization_failure_at_the_commit_is_retried_under_a_new_id(bank, is_blocking):
-    @on_stage
-    async def scenario(stage):
-        prepare(stage.bank)
-        stage.bank.order(FAIL_FIRST)
-        seen = []
+@run_by("on_stage")
+async def test_a_serialization_failure_at_the_commit_is_retried_under_a_new_id(
+    stage, /, is_blocking
+):
+    stage.bank.order(FAIL_FIRST)
+    seen = []
 
-        async def watched(session, amount):
-            seen.append(tm.current().xid)
-            return await charge(session, amount)
+    async def watched(session, amount):
+        seen.append(tm.current().xid)
+        return await charge(session, amount)
 
-        def watched_plainly(session, amount):
-            seen.append(tm.current().xid)
-            return charge_plainly(session, amount)
-
-        async with stage.manager(stage.resource(is_blocking=is_blocking)) as tm:
-            outcome = await decorated(tm, watched_plainly if is_blocking else watched)(30)
-            assert (tm.tally.committed, tm.tally.rolled_back) == (1, 1)
-        assert len(set(seen)) == 2
-        assert outcome.xid == seen[1]
-        assert outcome.result.id == 2
-        assert bills(stage.bank) == [30]
-        assert stage.bank.fence == {outcome.xid: 1}
-        assert await stage.visible() == [b'{"number":2}']
-        assert await stage.open() == []
-
-    scenario(bank)
-
-
-@on_stage
-async def test_a_lost_commit_reply_is_unknown_until_a_check_decides(stage):
-    prepare(stage.bank)
-    resource = stage.resource(is_blocking=True)
-    dialect, lost = resource.engine.dialect, []
-    commit = dialect.do_commit
-
-    def do_commit(connection):
-        commit(connection)
-        if not lost:
-            lost.append(True)
-            raise dialect.dbapi.OperationalError("the server closed the connection")
-
-    async with stage.manager(resource) as tm:
-        dialect.do_commit = do_commit
-        outcome = await decorated(tm, charge_plainly)(30)
-        assert outcome.state is NOT_KNOWN
-        await stage.until_settled()
+    async with stage.manager(stage.resource(is_blocking=is_blocking)) as tm:
+        outcome = await decorated(tm, coloured(watched, is_blocking))(30)
+        assert (tm.tally.committed, tm.tally.rolled_back) == (1, 1)
+    assert len(set(seen)) == 2
+    assert outcome.xid == seen[1]
+    assert outcome.result.id == 2
     assert bills(stage.bank) == [30]
-    assert await stage.visible() == [b'{"number":1}']
+    assert stage.bank.fence == {outcome.xid: 1}
+    assert await stage.visible() == [b'{"number":2}']
+    assert await stage.open() == []
 
 
-@on_stage
-async def test_a_commit_inside_the_function_leaves_the_outcome_unknown(stage):
-    prepare(stage.bank)
-
+@run_by("on_stage")
+async def test_a_commit_inside_the_function_leaves_the_outcome_unknown(stage, /):
     async def hasty(session, amount):
         bill = await charge(session, amount)
         await session.commit()
@@ -361,9 +303,8 @@ async def test_a_commit_inside_the_function_leaves_the_outcome_unknown(stage):
     assert await stage.visible() == [b'{"number":1}']
 
 
-@on_stage
-async def test_cancelling_before_or_after_the_half_message_rolls_back(stage):
-    prepare(stage.bank)
+@run_by("on_stage")
+async def test_cancelling_before_or_after_the_half_message_rolls_back(stage, /):
     resource, begun = stage.resource(), asyncio.Event()
 
     async def endless(*given):
@@ -378,9 +319,7 @@ async def test_cancelling_before_or_after_the_half_message_rolls_back(stage):
             running = asyncio.ensure_future(decorated(tm, charge if is_sent else endless)(30))
             await begun.wait()
             assert len(await stage.open()) == is_sent
-            running.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await running
+            await cancelled(running)
         assert tm._producer.stories._open == {}
     # The second cancel did not hit the function: only the resource knows the outcome.
     assert (tm.tally.rolled_back, tm.tally.checks) == (1, 0)
@@ -388,39 +327,33 @@ async def test_cancelling_before_or_after_the_half_message_rolls_back(stage):
 
 
 @pytest.mark.parametrize("is_closed", [False, True])
-def test_a_plain_function_finishes_after_a_cancel_or_a_close(bank, is_closed):
-    @on_stage
-    async def scenario(stage):
-        begun, may_end = threading.Event(), threading.Event()
+@run_by("on_stage")
+async def test_a_plain_function_finishes_after_a_cancel_or_a_close(stage, /, is_closed):
+    begun, may_end = threading.Event(), threading.Event()
 
-        def slow(session, amount):
-            begun.set()
-            may_end.wait(PATIENCE_S)
-            return charge_plainly(session, amount)
+    def slow(session, amount):
+        begun.set()
+        may_end.wait(PATIENCE_S)
+        return charge_plainly(session, amount)
 
-        prepare(stage.bank)
-        async with stage.manager(stage.resource(is_blocking=True)) as tm:
-            running = asyncio.ensure_future(decorated(tm, slow)(30))
-            await asyncio.to_thread(begun.wait, PATIENCE_S)
-            if is_closed:
-                asyncio.get_running_loop().call_later(0.1, may_end.set)
-            else:
-                running.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await running
-                may_end.set()
+    async with stage.manager(stage.resource(is_blocking=True)) as tm:
+        running = asyncio.ensure_future(decorated(tm, slow)(30))
+        await asyncio.to_thread(begun.wait, PATIENCE_S)
         if is_closed:
-            assert (await running).state is COMMITTED
-        assert tm.tally.committed == 1
-        assert bills(stage.bank) == [30]
-        assert await stage.visible() == [b'{"number":1}']
-        assert await stage.open() == []
+            asyncio.get_running_loop().call_later(0.1, may_end.set)
+        else:
+            await cancelled(running)
+            may_end.set()
+    if is_closed:
+        assert (await running).state is COMMITTED
+    assert tm.tally.committed == 1
+    assert bills(stage.bank) == [30]
+    assert await stage.visible() == [b'{"number":1}']
+    assert await stage.open() == []
 
-    scenario(bank)
 
-
-@on_stage
-async def test_a_function_that_outlives_its_manager_commits_nothing(stage):
+@run_by("on_stage")
+async def test_a_function_that_outlives_its_manager_commits_nothing(stage, /):
     begun, may_end, threads = threading.Event(), threading.Event(), []
 
     def slow(session, amount):
@@ -429,7 +362,6 @@ async def test_a_function_that_outlives_its_manager_commits_nothing(stage):
         may_end.wait(PATIENCE_S)
         return charge_plainly(session, amount)
 
-    prepare(stage.bank)
     async with stage.manager(stage.resource(is_blocking=True), stop_timeout=0.0) as tm:
         running = asyncio.ensure_future(decorated(tm, slow)(30))
         await asyncio.to_thread(begun.wait, PATIENCE_S)
@@ -443,9 +375,8 @@ async def test_a_function_that_outlives_its_manager_commits_nothing(stage):
     await nothing_remains(stage)
 
 
-@on_stage
-async def test_the_current_transaction_has_no_message_until_the_function_returns(stage):
-    prepare(stage.bank)
+@run_by("on_stage")
+async def test_the_current_transaction_has_no_message_until_the_function_returns(stage, /):
     seen = []
 
     async def curious(session, amount):
@@ -469,8 +400,8 @@ async def test_the_current_transaction_has_no_message_until_the_function_returns
     assert bills(stage.bank) == [30]
 
 
-@on_stage
-async def test_impossible_options_are_refused_at_decoration(stage):
+@run_by("on_stage")
+async def test_impossible_options_are_refused_at_decoration(stage, /):
     tm = stage.manager()
     with pytest.raises(UsageError, match="keys of charge's message is made from the result alone"):
         decorated(tm, keys=lambda session, amount: amount)
@@ -481,29 +412,23 @@ async def test_impossible_options_are_refused_at_decoration(stage):
 
 
 @pytest.mark.parametrize("is_refused", [False, True])
-def test_the_steps_are_logged_in_the_order_they_are_taken(bank, caplog, is_refused):
-    @on_stage
-    async def scenario(stage):
-        async def refused(session, amount):
-            raise RollBack("no")
+@run_by("on_stage")
+async def test_the_steps_are_logged_in_the_order_they_are_taken(stage, /, caplog, is_refused):
+    async def refused(session, amount):
+        raise RollBack("no")
 
-        prepare(stage.bank)
-        async with stage.manager() as tm:
-            with caplog.at_level(logging.DEBUG, "txmq.transaction.story"):
-                outcome = await decorated(tm, refused if is_refused else charge)(30)
-        assert outcome.state is (TransactionState.ROLLED_BACK if is_refused else COMMITTED)
-
-    scenario(bank)
+    async with stage.manager() as tm:
+        with caplog.at_level(logging.DEBUG, "txmq.transaction.story"):
+            outcome = await decorated(tm, refused if is_refused else charge)(30)
+    assert outcome.state is (TransactionState.ROLLED_BACK if is_refused else COMMITTED)
     told = [entry.args for entry in caplog.records if entry.name == "txmq.transaction.story"]
     steps = [entry[1] for entry in told if isinstance(entry[1], int)]
     assert steps == ([1, 5, 6, 7] if is_refused else [1, 5, 2, 3, 4, 6, 7, 8, 9])
     assert len({entry[0] for entry in told}) == 1
 
 
-@on_stage
-async def test_a_violated_constraint_raises_before_anything_is_sent(stage):
-    prepare(stage.bank)
-
+@run_by("on_stage")
+async def test_a_violated_constraint_raises_before_anything_is_sent(stage, /):
     async def twice(session, amount):
         session.add(Bill(id=7, amount=amount))
         await session.execute(text("INSERT INTO bill (id, amount) VALUES (7, 1)"))

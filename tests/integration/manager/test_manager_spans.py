@@ -9,14 +9,17 @@ from opentelemetry.trace import StatusCode
 import txmq.blocking
 from tests.integration.manager.manager_stage import (
     GROUP,
+    MESSAGE,
     TOPIC,
     Order,
-    on_stage,
+    cancelled,
+    coloured,
     take,
     take_plainly,
 )
+from tests.running import run_by
 from tests.unit.transaction.spans_stage import NINE, Spans, below_now
-from txmq import Client, Message, TransactionManager
+from txmq import Client, TransactionManager
 
 ORDER = Order("o-1", 30)
 TOO_MUCH = Order("o-2", 3000)
@@ -38,21 +41,12 @@ async def managed(stage, spans, *, is_blocking=False):
 
 def decorated(tm, spans, *, is_blocking=False, **how):
     """A transfer that leaves a span of its own."""
-    if is_blocking:
 
-        @tm.transactional(topic=TOPIC, **how)
-        def transfer(session, order):
-            below_now(spans)
-            return take_plainly(session, order)
-
-        return transfer
-
-    @tm.transactional(topic=TOPIC, **how)
-    async def transfer_soon(session, order):
+    async def transfer(session, order):
         below_now(spans)
         return await take(session, order)
 
-    return transfer_soon
+    return tm.transactional(topic=TOPIC, **how)(coloured(transfer, is_blocking))
 
 
 def see_that_it_is_whole(spans, xid):
@@ -63,38 +57,34 @@ def see_that_it_is_whole(spans, xid):
 
 
 @pytest.mark.parametrize("is_blocking", [False, True])
-def test_a_decorated_function_runs_within_the_fifth_span(bank, spans, is_blocking):
-    @on_stage
-    async def scenario(stage):
-        async with managed(stage, spans, is_blocking=is_blocking) as tm:
-            outcome = await decorated(tm, spans, is_blocking=is_blocking)(ORDER)
-        see_that_it_is_whole(spans, outcome.xid)
-
-    scenario(bank)
+@run_by("on_stage")
+async def test_a_decorated_function_runs_within_the_fifth_span(stage, /, spans, is_blocking):
+    async with managed(stage, spans, is_blocking=is_blocking) as tm:
+        outcome = await decorated(tm, spans, is_blocking=is_blocking)(ORDER)
+    see_that_it_is_whole(spans, outcome.xid)
 
 
 @pytest.mark.parametrize("is_blocking", [False, True])
-def test_an_exception_is_an_event_of_the_fifth_span_and_no_span_error(bank, spans, is_blocking):
-    @on_stage
-    async def scenario(stage):
-        async with managed(stage, spans, is_blocking=is_blocking) as tm:
-            with pytest.raises(Exception, match="(?i)check"):
-                await decorated(tm, spans, is_blocking=is_blocking)(TOO_MUCH)
-        assert spans.names(spans.whole) == NINE
-        (told,) = spans.one("5 run").events
-        assert told.name.startswith("the local transaction ends with IntegrityError(")
-        assert spans.whole.attributes["txmq.transaction.state"] == "ROLLED_BACK"
-        assert spans.whole.status.status_code is StatusCode.UNSET
+@run_by("on_stage")
+async def test_an_exception_is_an_event_of_the_fifth_span_and_no_span_error(
+    stage, /, spans, is_blocking
+):
+    async with managed(stage, spans, is_blocking=is_blocking) as tm:
+        with pytest.raises(Exception, match="(?i)check"):
+            await decorated(tm, spans, is_blocking=is_blocking)(TOO_MUCH)
+    assert spans.names(spans.whole) == NINE
+    (told,) = spans.one("5 run").events
+    assert told.name.startswith("the local transaction ends with IntegrityError(")
+    assert spans.whole.attributes["txmq.transaction.state"] == "ROLLED_BACK"
+    assert spans.whole.status.status_code is StatusCode.UNSET
 
-    scenario(bank)
 
-
-@on_stage
-async def test_an_async_block_runs_within_the_fifth_span(stage):
+@run_by("on_stage")
+async def test_an_async_block_runs_within_the_fifth_span(stage, /):
     spans = Spans(TOPIC)
     async with managed(stage, spans) as tm:
         with spans.tracer.start_as_current_span("transfer"):
-            async with tm.transaction(Message(topic=TOPIC, body=b"block")) as transaction:
+            async with tm.transaction(MESSAGE) as transaction:
                 await take(transaction.session, ORDER)
                 below_now(spans)
             below_now(spans, "afterwards")
@@ -102,8 +92,8 @@ async def test_an_async_block_runs_within_the_fifth_span(stage):
     assert spans.names(spans.one("transfer")) == [f"transaction {TOPIC}", "afterwards"]
 
 
-@on_stage
-async def test_a_blocking_block_runs_within_the_fifth_span(stage):
+@run_by("on_stage")
+async def test_a_blocking_block_runs_within_the_fifth_span(stage, /):
     spans = Spans(TOPIC)
     resource = stage.resource(is_blocking=True)
 
@@ -113,7 +103,7 @@ async def test_a_blocking_block_runs_within_the_fifth_span(stage):
             txmq.blocking.TransactionManager(GROUP, client, resource) as tm,
             spans.tracer.start_as_current_span("transfer"),
         ):
-            with tm.transaction(Message(topic=TOPIC, body=b"block")) as transaction:
+            with tm.transaction(MESSAGE) as transaction:
                 take_plainly(transaction.session, ORDER)
                 below_now(spans)
             below_now(spans, "afterwards")
@@ -123,8 +113,8 @@ async def test_a_blocking_block_runs_within_the_fifth_span(stage):
     assert spans.names(spans.one("transfer")) == [f"transaction {TOPIC}", "afterwards"]
 
 
-@on_stage
-async def test_a_cancelled_function_is_recorded_as_rolled_back(stage):
+@run_by("on_stage")
+async def test_a_cancelled_function_is_recorded_as_rolled_back(stage, /):
     spans = Spans(TOPIC)
     async with managed(stage, spans) as tm:
         begun = asyncio.Event()
@@ -136,18 +126,16 @@ async def test_a_cancelled_function_is_recorded_as_rolled_back(stage):
 
         running = asyncio.ensure_future(transfer(ORDER))
         await begun.wait()
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
+        await cancelled(running)
     assert spans.names(spans.whole) == [*NINE[:5], *NINE[7:]]
     assert spans.whole.attributes["txmq.transaction.state"] == "ROLLED_BACK"
 
 
-@on_stage
-async def test_an_abandoned_block_ends_its_span_without_a_state(stage):
+@run_by("on_stage")
+async def test_an_abandoned_block_ends_its_span_without_a_state(stage, /):
     spans = Spans(TOPIC)
     async with managed(stage, spans) as tm:
-        block = tm.transaction(Message(topic=TOPIC, body=b"block"))
+        block = tm.transaction(MESSAGE)
         await block.__aenter__()
         await block.gen.aclose()
         assert "txmq.transaction.state" not in spans.whole.attributes
@@ -156,16 +144,15 @@ async def test_an_abandoned_block_ends_its_span_without_a_state(stage):
 
 
 @pytest.mark.parametrize("is_blocking", [False, True])
-def test_a_message_made_from_the_result_is_sent_within_the_fifth_span(bank, spans, is_blocking):
-    @on_stage
-    async def scenario(stage):
-        how = {"is_blocking": is_blocking, "made_from": "result"}
-        async with managed(stage, spans, is_blocking=is_blocking) as tm:
-            await decorated(tm, spans, **how)(ORDER)
-        first, local, *others = spans.below(spans.whole)
-        assert [first.name, local.name] == ["1 open", "5 run"]
-        assert [span.name for span in others] == ["6 return", "7 receive", "8 decide", "9 confirm"]
-        assert spans.names(local) == ["work", "2 send", "3 store", "4 report"]
-        assert spans.names(spans.one("2 send")) == [f"send {TOPIC}"]
-
-    scenario(bank)
+@run_by("on_stage")
+async def test_a_message_made_from_the_result_is_sent_within_the_fifth_span(
+    stage, /, spans, is_blocking
+):
+    how = {"is_blocking": is_blocking, "made_from": "result"}
+    async with managed(stage, spans, is_blocking=is_blocking) as tm:
+        await decorated(tm, spans, **how)(ORDER)
+    first, local, *others = spans.below(spans.whole)
+    assert [first.name, local.name] == ["1 open", "5 run"]
+    assert [span.name for span in others] == ["6 return", "7 receive", "8 decide", "9 confirm"]
+    assert spans.names(local) == ["work", "2 send", "3 store", "4 report"]
+    assert spans.names(spans.one("2 send")) == [f"send {TOPIC}"]

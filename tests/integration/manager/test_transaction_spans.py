@@ -17,17 +17,13 @@ from tests.unit.transaction.producing_stage import (
     TOPIC,
     UNKNOWN,
     message,
-    refuse,
-    staged,
 )
 from tests.unit.transaction.spans_stage import NINE, Spans, below_now
 from tests.waiting import run
 from txmq.client.client import Client
 from txmq.client.consume import PushConsumer
-from txmq.client.observe.hooks import SendHooks
 from txmq.client.settings import ConsumerSettings, StartFrom
-from txmq.errors import BrokerRefused, DatabaseFailed, RollBack, TransactionConflict, UsageError
-from txmq.protocol import command, headers
+from txmq.errors import DatabaseFailed, RollBack
 from txmq.transaction import TransactionProducer
 from txmq.transaction.story import note
 from txmq_broker.config import BrokerSettings, StoreSettings
@@ -205,143 +201,8 @@ async def test_a_deliberate_rollback_is_no_span_error(spans):
     assert spans.whole.status.status_code is StatusCode.UNSET
 
 
-def watched(stage, spans):
-    """Record spans in the simulated world, too."""
-    stage.producer._hooks = SendHooks([spans.telemetry.of_producer(GROUP, "here")])
-
-
-def test_a_refused_half_message_ends_the_transaction_span_with_an_error(spans):
-    @staged()
-    async def scenario(stage):
-        watched(stage, spans)
-        stage.told("half", refuse(1))
-        with pytest.raises(BrokerRefused):
-            await stage.producer.send_in_transaction(message())
-
-    scenario()
-    first, second = spans.below(spans.whole)
-    assert [first.name, second.name] == ["1 open", "2 send"]
-    assert first.status.status_code is StatusCode.UNSET
-    for span in (second, spans.whole, spans.one(f"send {TOPIC}")):
-        assert span.status.status_code is StatusCode.ERROR
-        assert span.attributes["error.type"] == "InternalError"
-    assert "txmq.transaction.state" not in spans.whole.attributes
-
-
-def test_an_unsafe_half_message_is_rolled_back_without_a_local_transaction(spans):
-    @staged(retry_not_safe=False)
-    async def scenario(stage):
-        watched(stage, spans)
-        told = headers.SendAnswer("7F00000100002A9F0000000000000010", 0, 5)
-        stage.told("half", lambda asked: command.answer(asked, 11, told))
-        assert (await stage.producer.send_in_transaction(message())).problem is not None
-
-    scenario()
-    left_out = {"5 run", "6 return"}
-    assert spans.names(spans.whole) == [step for step in NINE if step not in left_out]
-    assert spans.whole.attributes["txmq.transaction.state"] == "ROLLED_BACK"
-
-
-def test_a_conflict_marks_the_decide_span_as_an_error(spans):
-    @staged()
-    async def scenario(stage):
-        watched(stage, spans)
-        stage.told("end", refuse(201))
-        with pytest.raises(TransactionConflict):
-            await stage.producer.send_in_transaction(message())
-
-    scenario()
-    assert spans.names(spans.whole) == NINE[:8]
-    assert spans.below(spans.whole)[-1].status.status_code is StatusCode.ERROR
-    assert spans.whole.attributes["error.type"] == "TransactionConflict"
-
-
-def test_cancelling_a_local_transaction_leaves_no_span_open(spans):
-    @staged(bank={"says": lambda: asyncio.sleep(3600, COMMIT)})
-    async def scenario(stage):
-        watched(stage, spans)
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(1):
-                await stage.producer.send_in_transaction(message())
-        await asyncio.sleep(0)
-        assert stage.ends == []
-        assert len(spans(f"transaction {TOPIC}")) == 1
-
-    scenario()
-    assert spans.whole.attributes["txmq.transaction.state"] == "UNKNOWN"
-    assert spans.names(spans.whole) == [*NINE[:5], *NINE[7:]]
-
-
-def test_cancelling_during_the_end_request_still_closes_all_spans(spans):
-    @staged()
-    async def scenario(stage):
-        watched(stage, spans)
-        stage.told("end", lambda request: None)
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.5):
-                await stage.producer.send_in_transaction(message())
-        await stage.until(lambda: spans(f"transaction {TOPIC}"))
-
-    scenario()
-    assert spans.names(spans.whole) == NINE
-    assert spans.whole.attributes["txmq.transaction.is_acknowledged"] is False
-
-
-def test_closing_the_producer_ends_the_span_of_an_undecided_transaction(spans):
-    @staged()
-    async def scenario(stage):
-        watched(stage, spans)
-        await stage.half()
-        await stage.producer.__aexit__(None, None, None)
-
-    scenario()
-    assert spans.names(spans.whole) == NINE[:4]
-    assert "txmq.transaction.state" not in spans.whole.attributes
-
-
-def test_the_oldest_span_is_ended_when_too_many_are_open(spans, monkeypatch):
-    monkeypatch.setattr("txmq.transaction.story.STORIES_MAX", 2)
-
-    @staged()
-    async def scenario(stage):
-        watched(stage, spans)
-        halves = [await stage.producer.prepare(message()) for _ in range(3)]
-        assert spans.whole.attributes["messaging.message.id"] == halves[0].id
-        await stage.producer.decide(halves[0], COMMIT)
-        await stage.producer.decide(halves[2], COMMIT)
-
-    scenario()
-    assert [spans.names(span) for span in spans(f"transaction {TOPIC}")] == [
-        NINE[:4], [*NINE[:4], *NINE[7:]], NINE[:4],
-    ]  # fmt: skip
-
-
-def test_preparing_the_same_id_again_ends_the_first_span(spans):
-    @staged()
-    async def scenario(stage):
-        watched(stage, spans)
-        again = message(properties={"UNIQ_KEY": "0A"})
-        await stage.producer.prepare(again)
-        await stage.producer.decide(await stage.producer.prepare(again), COMMIT)
-
-    scenario()
-    assert [spans.names(span) for span in spans(f"transaction {TOPIC}")] == [
-        NINE[:4], [*NINE[:4], *NINE[7:]],
-    ]  # fmt: skip
-
-
-def test_no_story_is_kept_without_telemetry():
-    @staged()
-    async def scenario(stage):
-        await stage.half()
-        stories = stage.producer.stories
-        assert stories.inside("one") is stories.inside("another")
-        assert not stories._open
-
-    scenario()
-
-
-def test_the_confirmation_by_the_resource_belongs_to_the_ninth_span(spans, caplog):
+@run_by(run)
+async def test_the_confirmation_by_the_resource_belongs_to_the_ninth_span(spans, caplog):
     class Databases:
         identity = "fence-1"
 
@@ -359,15 +220,12 @@ def test_the_confirmation_by_the_resource_belongs_to_the_ninth_span(spans, caplo
             super().__init__(*given)
             self._resource = Databases()
 
-    async def scenario():
-        async with (
-            embedded(CALM) as broker,
-            Client(broker.names, spans.settings) as client,
-            Confirming(GROUP, client, Awaited(spans)) as producer,
-        ):
-            await producer.send_in_transaction(message())
-
-    run(scenario)
+    async with (
+        embedded(CALM) as broker,
+        Client(broker.names, spans.settings) as client,
+        Confirming(GROUP, client, Awaited(spans)) as producer,
+    ):
+        await producer.send_in_transaction(message())
     last = spans.below(spans.whole)[-1]
     assert [event.name for event in last.events] == ["branch icbc is committed"]
     assert spans.names(last) == ["commit"]
@@ -389,11 +247,3 @@ def test_a_note_on_another_transaction_is_logged_but_not_added_to_a_span(spans, 
         run(scenario)
     assert "transaction another: branch ccb is prepared" in caplog.text
     assert not spans.one("5 run").events
-
-
-@staged()
-async def test_deciding_with_a_closed_producer_is_refused(stage):
-    half = await stage.producer.prepare(message())
-    await stage.producer.__aexit__(None, None, None)
-    with pytest.raises(UsageError):
-        await stage.producer.decide(half, COMMIT)

@@ -1,18 +1,14 @@
 """What traces and spans show of transactions."""
 
 from opentelemetry import trace
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
 
 from tests.running import run_by
 from tests.unit.transaction.producing_stage import COMMIT, GROUP, ROLLBACK, TOPIC, UNKNOWN, message
+from tests.unit.transaction.spans_stage import Spans
 from tests.waiting import run, until
 from txmq.client.client import Client
-from txmq.client.observe.telemetry import Telemetry
 from txmq.client.observe.trace_records import DecisionRecord, MessageKind, SendRecord, decode
-from txmq.client.settings import ClientSettings
 from txmq.settings.units import Duration
 from txmq.transaction import TransactionProducer
 from txmq.transaction import TransactionSettings as Settings
@@ -73,27 +69,21 @@ async def test_a_half_message_and_each_decision_leave_a_trace_record():
 
 @run_by(run)
 async def test_check_and_end_spans_belong_to_the_trace_of_the_transfer():
-    exporter, provider = InMemorySpanExporter(), TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    client_settings = ClientSettings(telemetry=Telemetry(provider))
-
-    def spans(name):
-        return [span for span in exporter.get_finished_spans() if span.name == name]
-
+    spans = Spans(TOPIC)
     async with (
         embedded(HURRIED) as broker,
-        Client(broker.names, client_settings) as client,
+        Client(broker.names, spans.settings) as client,
         TransactionProducer(GROUP, client, bank := Bank(COMMIT)) as producer,
     ):
-        with provider.get_tracer("test").start_as_current_span("transfer"):
+        with spans.tracer.start_as_current_span("transfer"):
             first = await producer.send_in_transaction(message())
             bank.says = UNKNOWN
             second = await producer.send_in_transaction(message())
         await until(lambda: len(spans(f"end {TOPIC}")) == 2)
 
-    (transfer,) = spans("transfer")
+    transfer = spans.one("transfer")
     sent, sent_too = spans(f"send {TOPIC}")
-    (checked,) = spans(f"check {TOPIC}")
+    checked = spans.one(f"check {TOPIC}")
     assert bank.executing == [span.context.span_id for span in spans("5 run")]
     ended, ended_late = spans(f"end {TOPIC}")
     assert sent.attributes["messaging.rocketmq.message.type"] == "transaction"

@@ -1,5 +1,6 @@
 """Owns the databases that resources are tested on."""
 
+import asyncio
 import contextlib
 import os
 from pathlib import Path
@@ -96,3 +97,34 @@ def sqlite_bank(request):
     """An SQLite file with a fence."""
     with bank_on("sqlite", request) as found:
         yield found.prepare()
+
+
+def staged(bank):
+    """Runs a test with a service on a bank; what `Bank.stage` takes can be chosen."""
+
+    def run(test, *kind, **settings):
+        async def story():
+            async with bank.stage(*kind, **settings) as stage:
+                await test(stage)
+
+        asyncio.run(story())
+
+    return run
+
+
+@pytest.fixture
+def on_bank(bank):
+    """Runs a test on a database of each kind."""
+    return staged(bank)
+
+
+@pytest.fixture
+def on_postgres(postgres_bank):
+    """Runs a test on PostgreSQL."""
+    return staged(postgres_bank)
+
+
+@pytest.fixture
+def on_sqlite(sqlite_bank):
+    """Runs a test on SQLite."""
+    return staged(sqlite_bank)

@@ -17,7 +17,9 @@ from tests.servers.databases import conninfo
 from txmq.runtime.clock import SystemClock
 from txmq.transaction.resources import SQLResource
 from txmq.transaction.resources.schema import create_fence
+from txmq.transaction.state import LocalTransactionState
 
+COMMIT, ROLLBACK, UNKNOWN = LocalTransactionState
 GROUP = "icbc"
 AWAITED = {
     "sqlite": "sqlite+aiosqlite",
@@ -182,6 +184,15 @@ class Stage:
 
         await asyncio.to_thread(blocking)
 
+    async def say(self, local, *statements):
+        """Execute statements in a local transaction."""
+
+        async def work(session):
+            for statement in statements:
+                await said(session, statement)
+
+        await self.run(local, work)
+
     async def outside(self, waiting):
         """The result of an awaitable, for blocking and async work."""
         if not self.resource.is_blocking:
@@ -191,11 +202,7 @@ class Stage:
     async def order(self, xid, amount=1, **how):
         """The local transaction of most tests: one row. Returns its state."""
         local = self.begin(xid, **how)
-
-        async def work(session):
-            await said(session, insert(xid, amount))
-
-        await self.run(local, work)
+        await self.say(local, insert(xid, amount))
         return local.state
 
     async def check(self, xid, born_ms=None, group=GROUP, **how):

@@ -8,15 +8,14 @@ import psycopg
 import psycopg_pool
 import pytest
 
-from tests.integration.resources.resource_stage import Stage, said
+from tests.integration.resources.resource_stage import COMMIT, ROLLBACK, Stage, said
+from tests.running import in_loop, run_by
 from tests.servers.databases import conninfo
 from txmq.databases import postgres as first_statement
 from txmq.errors import RolledBackByCheck
 from txmq.transaction.resources import SQLResource
-from txmq.transaction.state import LocalTransactionState
 
-COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
-ONE = pytest.mark.parametrize("bank", ["postgres"], indirect=True)
+pytestmark = pytest.mark.parametrize("bank", ["postgres"], indirect=True)
 
 
 @contextlib.asynccontextmanager
@@ -55,27 +54,24 @@ async def run(stage, xid, *statements):
     return rows[-1] if rows else []
 
 
-@ONE
 @pytest.mark.parametrize("is_async", [False, True])
-def test_prepared_statements_may_vanish_or_appear_between_transactions(bank, is_async):
-    async def play():
-        async with staged(bank, is_async) as stage:
-            await run(stage, "x-1")
-            name = "SELECT name FROM pg_prepared_statements WHERE name LIKE 'txmq%'"
-            ((prepared,),) = await run(stage, "x-2", name)
-            await run(stage, "x-3", "DEALLOCATE ALL")
-            await run(stage, "x-4")
-            assert await run(stage, "x-5", name) == [(prepared,)]
-            first_statement._PREPARED.clear()  # As if another program had prepared it.
-            await run(stage, "x-6")
-
-    asyncio.run(play())
+@run_by(in_loop)
+async def test_prepared_statements_may_vanish_or_appear_between_transactions(bank, is_async):
+    async with staged(bank, is_async) as stage:
+        await run(stage, "x-1")
+        name = "SELECT name FROM pg_prepared_statements WHERE name LIKE 'txmq%'"
+        ((prepared,),) = await run(stage, "x-2", name)
+        await run(stage, "x-3", "DEALLOCATE ALL")
+        await run(stage, "x-4")
+        assert await run(stage, "x-5", name) == [(prepared,)]
+        first_statement._PREPARED.clear()  # As if another program had prepared it.
+        await run(stage, "x-6")
     assert bank.fence == {f"x-{number}": 1 for number in range(1, 7)}
 
 
-@ONE
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_begin_has_the_isolation_level_of_its_connection(bank, is_async):
+@run_by(in_loop)
+async def test_a_begin_has_the_isolation_level_of_its_connection(bank, is_async):
     level = psycopg.IsolationLevel.SERIALIZABLE
 
     def configure(connection):
@@ -84,38 +80,30 @@ def test_a_begin_has_the_isolation_level_of_its_connection(bank, is_async):
     async def configure_async(connection):
         await connection.set_isolation_level(level)
 
-    async def play():
-        how = {"configure": configure_async if is_async else configure}
-        async with staged(bank, is_async, **how) as stage:
-            return await run(stage, "x-1", "SHOW transaction_isolation")
-
-    assert asyncio.run(play()) == [("serializable",)]
+    how = {"configure": configure_async if is_async else configure}
+    async with staged(bank, is_async, **how) as stage:
+        found = await run(stage, "x-1", "SHOW transaction_isolation")
+    assert found == [("serializable",)]
 
 
-@ONE
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_refused_claim_leaves_the_connection_usable(bank, is_async):
-    async def play():
-        async with staged(bank, is_async) as stage:
-            assert await stage.check("x-1") is ROLLBACK
-            with pytest.raises(RolledBackByCheck):
-                await stage.order("x-1")
-            assert await stage.order("x-2") is COMMIT
-
-    asyncio.run(play())
+@run_by(in_loop)
+async def test_a_refused_claim_leaves_the_connection_usable(bank, is_async):
+    async with staged(bank, is_async) as stage:
+        assert await stage.check("x-1") is ROLLBACK
+        with pytest.raises(RolledBackByCheck):
+            await stage.order("x-1")
+        assert await stage.order("x-2") is COMMIT
     assert bank.orders == {"x-2"}
 
 
-@ONE
-def test_a_claim_that_waits_can_be_cancelled(bank):
-    async def play():
-        async with staged(bank, True) as stage:
-            async with await psycopg.AsyncConnection.connect(conninfo(bank.url)) as other:
-                await other.execute("LOCK TABLE txmq_fence IN EXCLUSIVE MODE")
-                with pytest.raises(TimeoutError):
-                    async with asyncio.timeout(0.2):
-                        await stage.order("x-1")
-            assert await stage.order("x-2") is COMMIT
-
-    asyncio.run(play())
+@run_by(in_loop)
+async def test_a_claim_that_waits_can_be_cancelled(bank):
+    async with staged(bank, True) as stage:
+        async with await psycopg.AsyncConnection.connect(conninfo(bank.url)) as other:
+            await other.execute("LOCK TABLE txmq_fence IN EXCLUSIVE MODE")
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    await stage.order("x-1")
+        assert await stage.order("x-2") is COMMIT
     assert bank.orders == {"x-2"}

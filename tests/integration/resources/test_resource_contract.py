@@ -10,10 +10,13 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from tests.integration.resources.resource_stage import (
+    COMMIT,
     GROUP,
     KINDS,
     ON_MARIADB,
     ON_POSTGRES,
+    ROLLBACK,
+    UNKNOWN,
     insert,
     now_ms,
     said,
@@ -30,10 +33,7 @@ from txmq.errors import (
     TransactionExpired,
     UsageError,
 )
-from txmq.transaction.state import LocalTransactionState
 
-COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
-UNKNOWN = LocalTransactionState.UNKNOWN
 COMMITTED, ROLLED_BACK = 1, 2
 UNSURE = [kind for kind in KINDS if kind not in (*ON_POSTGRES, "sqlite-django")]
 """Their drivers do not say how a transaction stands."""
@@ -55,146 +55,113 @@ class Refused(Exception):
     """What an application raises."""
 
 
-def test_checks_confirm_a_committed_local_transaction(bank):
-    async def story():
-        async with bank.stage() as stage:
-            assert await stage.order("x-1") is COMMIT
-            assert [await stage.check("x-1") for _ in range(3)] == [COMMIT] * 3
-
-    asyncio.run(story())
-
+@run_by("on_bank")
+async def test_checks_confirm_a_committed_local_transaction(stage, /, bank):
+    assert await stage.order("x-1") is COMMIT
+    assert [await stage.check("x-1") for _ in range(3)] == [COMMIT] * 3
     assert bank.fence == {"x-1": COMMITTED}
     assert bank.orders == {"x-1"}
 
 
-def test_an_exception_rolls_back_rows_and_fence_and_is_raised(bank):
-    async def story():
-        async with bank.stage() as stage:
-            local = stage.begin("x-1")
+@run_by("on_bank")
+async def test_an_exception_rolls_back_rows_and_fence_and_is_raised(stage, /, bank):
+    local = stage.begin("x-1")
 
-            async def work(session):
-                await said(session, insert("x-1"))
-                raise Refused
+    async def work(session):
+        await said(session, insert("x-1"))
+        raise Refused
 
-            with pytest.raises(Refused):
-                await stage.run(local, work)
-            assert local.state is ROLLBACK
-
-    asyncio.run(story())
-
+    with pytest.raises(Refused):
+        await stage.run(local, work)
+    assert local.state is ROLLBACK
     assert (bank.fence, bank.orders) == ({}, set())
 
 
 @pytest.mark.fault("P8")
-def test_a_transaction_rolled_back_by_a_check_cannot_commit_later(bank):
+@run_by("on_bank")
+async def test_a_transaction_rolled_back_by_a_check_cannot_commit_later(stage, /, bank):
     """It is paused before the fence, ahead of its first statement."""
-
-    async def story():
-        async with bank.stage() as stage:
-            assert [await stage.check("x-1") for _ in range(2)] == [ROLLBACK] * 2
-            late = stage.begin("x-1")
-            with pytest.raises(RolledBackByCheck):
-                await stage.run(late, lambda session: said(session, insert("x-1")))
-            assert late.state is ROLLBACK
-            assert await stage.check("x-1") is ROLLBACK
-
-    asyncio.run(story())
-
+    assert [await stage.check("x-1") for _ in range(2)] == [ROLLBACK] * 2
+    late = stage.begin("x-1")
+    with pytest.raises(RolledBackByCheck):
+        await stage.say(late, insert("x-1"))
+    assert late.state is ROLLBACK
+    assert await stage.check("x-1") is ROLLBACK
     assert bank.fence == {"x-1": ROLLED_BACK}
     assert bank.orders == set()
 
 
 @pytest.mark.fault("P8")
-def test_a_running_transaction_is_unknown_to_checks_and_may_still_commit(bank):
+@run_by("on_bank")
+async def test_a_running_transaction_is_unknown_to_checks_and_may_still_commit(stage, /, bank):
     """It is paused behind the fence, with its row inserted."""
+    local, found = stage.begin("x-1"), []
 
-    async def story():
-        async with bank.stage() as stage:
-            local, found = stage.begin("x-1"), []
+    async def work(session):
+        await said(session, insert("x-1"))
+        found.append(await stage.outside(stage.check("x-1")))
 
-            async def work(session):
-                await said(session, insert("x-1"))
-                found.append(await stage.outside(stage.check("x-1")))
-
-            await stage.run(local, work)
-            assert found == [UNKNOWN]
-            assert local.state is COMMIT
-            assert await stage.check("x-1") is COMMIT
-
-    asyncio.run(story())
-
+    await stage.run(local, work)
+    assert found == [UNKNOWN]
+    assert local.state is COMMIT
+    assert await stage.check("x-1") is COMMIT
     assert bank.orders == {"x-1"}
 
 
-def test_a_second_transaction_under_a_committed_id_is_refused(bank):
-    async def story():
-        async with bank.stage() as stage:
-            await stage.order("x-1")
-            again = stage.begin("x-1")
-            with pytest.raises(CommittedBefore):
-                await stage.run(again, lambda session: said(session, insert("x-1")))
-            assert again.state is COMMIT
-
-    asyncio.run(story())
-
+@run_by("on_bank")
+async def test_a_second_transaction_under_a_committed_id_is_refused(stage, /, bank):
+    await stage.order("x-1")
+    again = stage.begin("x-1")
+    with pytest.raises(CommittedBefore):
+        await stage.say(again, insert("x-1"))
+    assert again.state is COMMIT
     assert bank.order("SELECT count(*) FROM orders") == [(1,)]
 
 
-@run_by(in_loop)
-async def test_another_group_can_neither_check_nor_repeat_a_transaction(bank):
-    async with bank.stage() as stage:
-        await stage.order("x-1")
-        assert await stage.check("x-1", group="ccb") is UNKNOWN
-        other = stage.begin("x-1", group="ccb")
-        with pytest.raises(UsageError, match=GROUP):
-            await stage.run(other, lambda session: said(session, insert("x-1")))
-        assert other.state is UNKNOWN
+@run_by("on_bank")
+async def test_another_group_can_neither_check_nor_repeat_a_transaction(stage, /):
+    await stage.order("x-1")
+    assert await stage.check("x-1", group="ccb") is UNKNOWN
+    other = stage.begin("x-1", group="ccb")
+    with pytest.raises(UsageError, match=GROUP):
+        await stage.say(other, insert("x-1"))
+    assert other.state is UNKNOWN
 
 
-@run_by(in_loop)
-async def test_a_check_of_another_fence_is_unknown(bank):
-    async with bank.stage() as stage:
-        assert await stage.check("x-1", identity="another") is UNKNOWN
-        assert await stage.check("x-1", identity=stage.resource.identity) is ROLLBACK
+@run_by("on_bank")
+async def test_a_check_of_another_fence_is_unknown(stage, /):
+    assert await stage.check("x-1", identity="another") is UNKNOWN
+    assert await stage.check("x-1", identity=stage.resource.identity) is ROLLBACK
 
 
 @pytest.mark.fault("D4")
-def test_a_changed_fence_identity_is_refused_and_checks_are_unknown(bank):
+@run_by("on_bank")
+async def test_a_changed_fence_identity_is_refused_and_checks_are_unknown(stage, /, bank):
     """After the start: a failover, a new search path, a table made anew."""
-
-    async def story():
-        async with bank.stage() as stage:
-            bank.order("UPDATE txmq_fence_mark SET identity = 'another'")
-            local = stage.begin("x-1")
-            with pytest.raises(FenceElsewhere):
-                await stage.run(local, lambda session: said(session, insert("x-1")))
-            assert await stage.check("x-2") is UNKNOWN
-
-    asyncio.run(story())
-
+    bank.order("UPDATE txmq_fence_mark SET identity = 'another'")
+    local = stage.begin("x-1")
+    with pytest.raises(FenceElsewhere):
+        await stage.say(local, insert("x-1"))
+    assert await stage.check("x-2") is UNKNOWN
     assert (bank.fence, bank.orders) == ({}, set())
 
 
-def test_a_swallowed_database_error_cannot_look_like_a_commit(bank):
-    async def story():
-        async with bank.stage() as stage:
-            local = stage.begin("x-1")
+@run_by("on_bank")
+async def test_a_swallowed_database_error_cannot_look_like_a_commit(stage, /, bank):
+    local = stage.begin("x-1")
 
-            async def work(session):
-                with contextlib.suppress(Exception):
-                    await said(session, insert("x-1", amount=-1))
+    async def work(session):
+        with contextlib.suppress(Exception):
+            await said(session, insert("x-1", amount=-1))
 
-            if bank.kind.startswith(("sqlite", "mysql")):
-                await stage.run(local, work)  # One failed statement, and the others stand.
-                assert local.state is COMMIT
-            else:
-                with pytest.raises(TransactionBroken):
-                    await stage.run(local, work)
-                assert local.state is ROLLBACK
-                assert bank.fence == {}
-
-    asyncio.run(story())
-
+    if bank.kind.startswith(("sqlite", "mysql")):
+        await stage.run(local, work)  # One failed statement, and the others stand.
+        assert local.state is COMMIT
+    else:
+        with pytest.raises(TransactionBroken):
+            await stage.run(local, work)
+        assert local.state is ROLLBACK
+        assert bank.fence == {}
     assert bank.orders == set()
 
 
@@ -223,55 +190,47 @@ COMMITS = [
 
 
 @pytest.mark.parametrize(("bank", "commits", "says_more", "is_sorry"), COMMITS, indirect=["bank"])
-def test_a_commit_inside_the_function_is_unknown_and_not_rolled_back(
-    bank, commits, says_more, is_sorry
+@run_by("on_bank")
+async def test_a_commit_inside_the_function_is_unknown_and_not_rolled_back(
+    stage, /, bank, commits, says_more, is_sorry
 ):
     """OutcomeUnknown is raised, unless the function raises itself; a check knows the outcome."""
+    local = stage.begin("x-1")
 
-    async def story():
-        async with bank.stage() as stage:
-            local = stage.begin("x-1")
+    async def work(session):
+        await said(session, insert("x-1"))
+        await commits(bank, session)
+        if says_more:
+            await goes_on(bank, session, insert("late"))
+        if is_sorry:
+            raise Refused
 
-            async def work(session):
-                await said(session, insert("x-1"))
-                await commits(bank, session)
-                if says_more:
-                    await goes_on(bank, session, insert("late"))
-                if is_sorry:
-                    raise Refused
-
-            told = pytest.raises(OutcomeUnknown, match="ended inside")
-            with pytest.raises(Refused) if is_sorry else told:
-                await stage.run(local, work)
-            assert local.state is UNKNOWN
-            assert await stage.check("x-1") is COMMIT
-
-    asyncio.run(story())
-
+    told = pytest.raises(OutcomeUnknown, match="ended inside")
+    with pytest.raises(Refused) if is_sorry else told:
+        await stage.run(local, work)
+    assert local.state is UNKNOWN
+    assert await stage.check("x-1") is COMMIT
     assert bank.orders == {"x-1"}
 
 
 @pytest.mark.parametrize("end", ["ROLLBACK", "ROLLBACK AND CHAIN", "ABORT; BEGIN"])
 @pytest.mark.parametrize("bank", ON_POSTGRES, indirect=True)
-def test_rows_after_a_rollback_inside_are_not_committed_without_a_fence_row(bank, end):
+@run_by("on_bank")
+async def test_rows_after_a_rollback_inside_are_not_committed_without_a_fence_row(
+    stage, /, bank, end
+):
     """I2: a check would find no row, and call rolled back what is there."""
+    local = stage.begin("x-1")
 
-    async def story():
-        async with bank.stage() as stage:
-            local = stage.begin("x-1")
+    async def work(session):
+        await said(session, insert("x-1"))
+        await said(session, end)
+        await goes_on(bank, session, insert("late"))
 
-            async def work(session):
-                await said(session, insert("x-1"))
-                await said(session, end)
-                await goes_on(bank, session, insert("late"))
-
-            with pytest.raises(ResourceError):
-                await stage.run(local, work)
-            assert local.state is not COMMIT
-            assert await stage.check("x-1") is ROLLBACK
-
-    asyncio.run(story())
-
+    with pytest.raises(ResourceError):
+        await stage.run(local, work)
+    assert local.state is not COMMIT
+    assert await stage.check("x-1") is ROLLBACK
     assert bank.orders == set()
 
 
@@ -285,68 +244,39 @@ SETTINGS = [
 
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("bank", ON_POSTGRES, indirect=True)
-def test_changing_a_session_setting_is_not_taken_for_an_end(bank, setting):
+@run_by("on_bank")
+async def test_changing_a_session_setting_is_not_taken_for_an_end(stage, /, bank, setting):
     """Even a setting that the end of a transaction would reset."""
-
-    async def story():
-        async with bank.stage() as stage:
-            local = stage.begin("x-1")
-
-            async def work(session):
-                await said(session, setting)
-                await said(session, insert("x-1"))
-
-            await stage.run(local, work)
-            assert local.state is COMMIT
-
-    asyncio.run(story())
-
+    local = stage.begin("x-1")
+    await stage.say(local, setting, insert("x-1"))
+    assert local.state is COMMIT
     assert bank.orders == {"x-1"}
 
 
 @pytest.mark.parametrize("end", ["COMMIT", "ROLLBACK"])
 @pytest.mark.parametrize("bank", ON_POSTGRES, indirect=True)
-def test_a_commit_or_rollback_inside_is_detected_behind_a_pooler(bank, end, monkeypatch):
+@run_by(in_loop)
+async def test_a_commit_or_rollback_inside_is_detected_behind_a_pooler(bank, end, monkeypatch):
     monkeypatch.setattr(Canary, "_now", lambda _: "off")
-
-    async def story():
-        async with bank.stage() as stage:
-            assert await stage.order("x-0") is COMMIT
-            local = stage.begin("x-1")
-
-            async def work(session):
-                await said(session, insert("x-1"))
-                await said(session, f"{end} AND CHAIN")
-                await said(session, insert("late"))
-
-            with pytest.raises(OutcomeUnknown, match="ended inside"):
-                await stage.run(local, work)
-            assert local.state is UNKNOWN
-            assert await stage.check("x-1") is (COMMIT if end == "COMMIT" else ROLLBACK)
-
-    asyncio.run(story())
-
+    async with bank.stage() as stage:
+        assert await stage.order("x-0") is COMMIT
+        local = stage.begin("x-1")
+        with pytest.raises(OutcomeUnknown, match="ended inside"):
+            await stage.say(local, insert("x-1"), f"{end} AND CHAIN", insert("late"))
+        assert local.state is UNKNOWN
+        assert await stage.check("x-1") is (COMMIT if end == "COMMIT" else ROLLBACK)
     assert bank.orders == ({"x-0", "x-1"} if end == "COMMIT" else {"x-0"})
 
 
 @pytest.mark.parametrize("bank", ON_POSTGRES, indirect=True)
-def test_a_rollback_to_a_savepoint_is_not_taken_for_an_end(bank):
-    async def story():
-        async with bank.stage() as stage:
-            local = stage.begin("x-1")
-
-            async def work(session):
-                await said(session, "SAVEPOINT here")
-                await said(session, insert("late"))
-                await said(session, "ROLLBACK TO SAVEPOINT here")
-                await said(session, insert("x-1"))
-
-            await stage.run(local, work)
-            assert local.state is COMMIT
-            assert await stage.check("x-1") is COMMIT
-
-    asyncio.run(story())
-
+@run_by("on_bank")
+async def test_a_rollback_to_a_savepoint_is_not_taken_for_an_end(stage, /, bank):
+    local = stage.begin("x-1")
+    await stage.say(
+        local, "SAVEPOINT here", insert("late"), "ROLLBACK TO SAVEPOINT here", insert("x-1")
+    )
+    assert local.state is COMMIT
+    assert await stage.check("x-1") is COMMIT
     assert bank.orders == {"x-1"}
 
 
@@ -383,114 +313,98 @@ async def defers(session):
     ],
     indirect=["bank"],
 )
-def test_an_error_after_a_commit_inside_does_not_undo_it(bank, goes_wrong):
+@run_by(in_loop)
+async def test_an_error_after_a_commit_inside_does_not_undo_it(bank, goes_wrong):
     """A swallowed error, a failed flush, a refused commit: none undoes the first commit."""
     bank.order("ALTER TABLE orders ADD UNIQUE (xid) DEFERRABLE INITIALLY DEFERRED")
+    async with bank.stage() as stage:
+        local = stage.begin("x-1")
 
-    async def story():
-        async with bank.stage() as stage:
-            local = stage.begin("x-1")
+        async def work(session):
+            await said(session, insert("x-1"))
+            await said(session, "COMMIT")
+            with contextlib.suppress(TransactionManagementError):
+                await goes_wrong(session)
 
-            async def work(session):
-                await said(session, insert("x-1"))
-                await said(session, "COMMIT")
-                with contextlib.suppress(TransactionManagementError):
-                    await goes_wrong(session)
-
-            problems = (ResourceError, SQLAlchemyError, psycopg.Error)
-            with pytest.raises(problems):
-                await stage.run(local, work)
-            assert local.state is UNKNOWN
-            assert await stage.check("x-1") is COMMIT
-
-    asyncio.run(story())
-
+        problems = (ResourceError, SQLAlchemyError, psycopg.Error)
+        with pytest.raises(problems):
+            await stage.run(local, work)
+        assert local.state is UNKNOWN
+        assert await stage.check("x-1") is COMMIT
     assert bank.orders == {"x-1"}
 
 
 @pytest.mark.parametrize("is_asked", [False, True])
 @pytest.mark.parametrize("bank", UNSURE, indirect=True)
-def test_rows_after_a_silent_rollback_are_not_committed(bank, is_asked):
+@run_by("on_bank")
+async def test_rows_after_a_silent_rollback_are_not_committed(stage, /, bank, is_asked):
     """The statements after it would be a transaction of their own, without a fence."""
+    local = stage.begin("x-1")
 
-    async def story():
-        async with bank.stage() as stage:
-            local = stage.begin("x-1")
+    async def work(session):
+        await said(session, insert("x-1"))
+        await said(session, "ROLLBACK")
+        if is_asked:
+            bank.order("INSERT INTO txmq_fence VALUES ('x-1', 2, 'icbc', 1)")
+        await said(session, insert("x-1"))
 
-            async def work(session):
-                await said(session, insert("x-1"))
-                await said(session, "ROLLBACK")
-                if is_asked:
-                    bank.order("INSERT INTO txmq_fence VALUES ('x-1', 2, 'icbc', 1)")
-                await said(session, insert("x-1"))
-
-            with pytest.raises(TransactionBroken):
-                await stage.run(local, work)
-            assert local.state is ROLLBACK
-            assert await stage.check("x-1") is ROLLBACK
-
-    asyncio.run(story())
-
+    with pytest.raises(TransactionBroken):
+        await stage.run(local, work)
+    assert local.state is ROLLBACK
+    assert await stage.check("x-1") is ROLLBACK
     assert bank.orders == set()
 
 
-@run_by(in_loop)
-async def test_with_and_async_with_must_match_the_source(bank):
-    async with bank.stage() as stage:
-        local = stage.begin("x-1")
-        if stage.resource.is_blocking:
-            with pytest.raises(UsageError):
-                async with local:
-                    pass
-        else:
-            with pytest.raises(UsageError):
-                local.__enter__()
-
-
-@run_by(in_loop)
-async def test_a_local_transaction_object_cannot_be_entered_twice(bank):
-    async with bank.stage() as stage:
-        local = stage.begin("x-1")
-        await stage.run(local, lambda session: said(session, insert("x-1")))
+@run_by("on_bank")
+async def test_with_and_async_with_must_match_the_source(stage, /):
+    local = stage.begin("x-1")
+    if stage.resource.is_blocking:
         with pytest.raises(UsageError):
-            await stage.run(local, lambda session: said(session, insert("x-1")))
-        assert local.state is COMMIT
+            async with local:
+                pass
+    else:
+        with pytest.raises(UsageError):
+            local.__enter__()
 
 
-@run_by(in_loop)
-async def test_cleaning_removes_rows_one_call_after_announcing_them(bank):
-    async with bank.stage() as stage:
-        for number in range(7):
-            await stage.order(f"x-{number}")
-        day_ms = 86_400_000
-        bank.order("UPDATE txmq_fence SET created_ms = created_ms - :age", age=3 * day_ms)
-        await stage.order("young")
-
-        removed = [await stage.resource.clean(86_400, batch=3) for _ in range(3)]
-
-        assert removed == [0, 7, 0]
-        assert set(bank.fence) == {"young"}
-        assert await stage.check("young") is COMMIT
+@run_by("on_bank")
+async def test_a_local_transaction_object_cannot_be_entered_twice(stage, /):
+    local = stage.begin("x-1")
+    await stage.say(local, insert("x-1"))
+    with pytest.raises(UsageError):
+        await stage.say(local, insert("x-1"))
+    assert local.state is COMMIT
 
 
-def test_a_transaction_older_than_the_cleaned_fence_is_unknown(bank):
-    async def story():
-        async with bank.stage() as stage:
-            old_ms = now_ms() - 3 * 86_400_000
-            assert await stage.check("x-1", born_ms=old_ms) is ROLLBACK
-            bank.order("UPDATE txmq_fence SET created_ms = :old", old=old_ms)
-            await stage.resource.clean(86_400)
-            assert await stage.check("x-1", born_ms=old_ms) is ROLLBACK
-            assert await stage.resource.clean(86_400) == 1
+@run_by("on_bank")
+async def test_cleaning_removes_rows_one_call_after_announcing_them(stage, /, bank):
+    for number in range(7):
+        await stage.order(f"x-{number}")
+    day_ms = 86_400_000
+    bank.order("UPDATE txmq_fence SET created_ms = created_ms - :age", age=3 * day_ms)
+    await stage.order("young")
 
-            assert await stage.check("x-1", born_ms=old_ms) is UNKNOWN
-            asleep = stage.begin("x-1", born_ms=old_ms)
-            with pytest.raises(TransactionExpired):
-                await stage.run(asleep, lambda session: said(session, insert("x-1")))
-            assert asleep.state is UNKNOWN
+    removed = [await stage.resource.clean(86_400, batch=3) for _ in range(3)]
 
-    asyncio.run(story())
+    assert removed == [0, 7, 0]
+    assert set(bank.fence) == {"young"}
+    assert await stage.check("young") is COMMIT
 
+
+@run_by("on_bank")
+async def test_a_transaction_older_than_the_cleaned_fence_is_unknown(stage, /, bank):
+    old_ms = now_ms() - 3 * 86_400_000
+    assert await stage.check("x-1", born_ms=old_ms) is ROLLBACK
+    bank.order("UPDATE txmq_fence SET created_ms = :old", old=old_ms)
+    await stage.resource.clean(86_400)
+    assert await stage.check("x-1", born_ms=old_ms) is ROLLBACK
+    assert await stage.resource.clean(86_400) == 1
+
+    assert await stage.check("x-1", born_ms=old_ms) is UNKNOWN
+    asleep = stage.begin("x-1", born_ms=old_ms)
+    with pytest.raises(TransactionExpired):
+        await stage.say(asleep, insert("x-1"))
+    assert asleep.state is UNKNOWN
     assert (bank.fence, bank.orders) == ({}, set())
 
 

@@ -9,14 +9,18 @@ import random
 
 import pytest
 
-from tests.integration.resources.resource_stage import GROUP, ON_MARIADB, now_ms
+from tests.integration.resources.resource_stage import (
+    COMMIT,
+    GROUP,
+    ON_MARIADB,
+    ROLLBACK,
+    UNKNOWN,
+    now_ms,
+)
 from tests.integration.resources.test_resource_races import AT_ONCE, DELAY_S, Race, agree, count
 from tests.running import in_loop, run_by
 from txmq.transaction.resources import SQLResource
-from txmq.transaction.state import LocalTransactionState
 
-COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
-UNKNOWN = LocalTransactionState.UNKNOWN
 CROWD = 30
 CLEANED_MS = 1_000_000
 WAITING = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
@@ -79,24 +83,22 @@ class Crowds(Race):
     ("kind", "checks_of"),
     [("postgres-async", "psycopg-async-pool"), ("psycopg-async-pool", "postgres")],
 )
-def test_batched_checks_and_commits_never_both_win(bank, kind, checks_of, shared):
+@run_by(in_loop)
+async def test_batched_checks_and_commits_never_both_win(bank, kind, checks_of, shared):
     seed = random.randrange(2**32)
     engine = {} if kind.startswith("psycopg") else {"pool_size": AT_ONCE}
-
-    async def story():
-        asked = bank.stage(checks_of, resource={"check_wait": 0.02})
-        async with bank.stage(kind, engine=engine) as stage, asked as checker:
-            race = Crowds(stage, checker, seed)
-            await race.run(count(300))
-            agree(bank, race, seed)
-            await race.settled()
-            agree(bank, race, seed)
-
-    asyncio.run(story())
+    asked = bank.stage(checks_of, resource={"check_wait": 0.02})
+    async with bank.stage(kind, engine=engine) as stage, asked as checker:
+        race = Crowds(stage, checker, seed)
+        await race.run(count(300))
+        agree(bank, race, seed)
+        await race.settled()
+        agree(bank, race, seed)
     assert shared, "no two checks ever shared a database transaction"
 
 
-def test_batched_checks_get_the_answers_of_single_checks(bank, shared):
+@run_by(in_loop)
+async def test_batched_checks_get_the_answers_of_single_checks(bank, shared):
     """For every content, owner and age of the row in the fence."""
     chance = random.Random(7)
     kinds = ["committed", "rolled back", "another's", "nowhere", "too old", "another fence's"]
@@ -125,17 +127,13 @@ def test_batched_checks_get_the_answers_of_single_checks(bank, shared):
             return await asyncio.gather(*asked)
         return [await each for each in asked]
 
-    async def story():
-        async with bank.stage() as stage:
-            bank.order("UPDATE txmq_fence_mark SET cleaned_ms = :at", at=CLEANED_MS)
-            alone = await answers(stage, "alone")
-            assert not shared
-            together = await answers(stage, "together")
-            assert together == alone
-            assert {*alone} == {COMMIT, ROLLBACK, UNKNOWN}
-
-    asyncio.run(story())
-
+    async with bank.stage() as stage:
+        bank.order("UPDATE txmq_fence_mark SET cleaned_ms = :at", at=CLEANED_MS)
+        alone = await answers(stage, "alone")
+        assert not shared
+        together = await answers(stage, "together")
+        assert together == alone
+        assert {*alone} == {COMMIT, ROLLBACK, UNKNOWN}
     # Checks that cannot be answered leave nothing behind.
     rows = bank.order("SELECT xid, outcome, owner FROM txmq_fence")
     left = {way: set() for way in ("alone", "together")}
@@ -148,45 +146,40 @@ def test_batched_checks_get_the_answers_of_single_checks(bank, shared):
 
 
 @pytest.mark.parametrize("bank", ["postgres-async", *ON_MARIADB], indirect=True)
-def test_a_running_transaction_does_not_block_the_other_checks_of_its_batch(bank):
+@run_by(in_loop)
+async def test_a_running_transaction_does_not_block_the_other_checks_of_its_batch(bank):
     ids = [f"x-{number}" for number in range(20)]
+    async with bank.stage(resource={"check_wait": 0.1}) as stage:
+        assert await stage.check("x-1") is ROLLBACK
+        assert await stage.order("x-2") is COMMIT
+        answers = {}
 
-    async def story():
-        async with bank.stage(resource={"check_wait": 0.1}) as stage:
-            assert await stage.check("x-1") is ROLLBACK
-            assert await stage.order("x-2") is COMMIT
-            answers = {}
+        async def ask():
+            told = await asyncio.gather(*(stage.check(xid) for xid in ids))
+            answers.update(zip(ids, told, strict=True))
 
-            async def ask():
-                told = await asyncio.gather(*(stage.check(xid) for xid in ids))
-                answers.update(zip(ids, told, strict=True))
-
-            await stage.run(stage.begin("x-7"), lambda session: stage.outside(ask()))
-            assert answers.pop("x-7") is UNKNOWN
-            assert answers.pop("x-2") is COMMIT
-            assert {*answers.values()} == {ROLLBACK}
-            assert await stage.check("x-7") is COMMIT
-
-    asyncio.run(story())
-
+        await stage.run(stage.begin("x-7"), lambda session: stage.outside(ask()))
+        assert answers.pop("x-7") is UNKNOWN
+        assert answers.pop("x-2") is COMMIT
+        assert {*answers.values()} == {ROLLBACK}
+        assert await stage.check("x-7") is COMMIT
     assert set(bank.fence) == set(ids)
 
 
-@run_by(in_loop)
-async def test_a_lost_connection_makes_every_check_of_the_batch_unknown(postgres_bank):
-    async with postgres_bank.stage("psycopg-async-pool", resource={"check_wait": 30}) as stage:
-        ids = [f"x-{number}" for number in range(20)]
-        async with stage.begin("x-7"):
-            asked = asyncio.gather(*(stage.check(xid) for xid in ids))
-            while not (waiting := await asyncio.to_thread(postgres_bank.order, WAITING)):
-                assert not asked.done()
-            for (pid,) in waiting:
-                postgres_bank.order("SELECT pg_terminate_backend(:pid)", pid=pid)
-            assert await asked == [UNKNOWN] * 20
-            assert postgres_bank.fence == {}
-        assert postgres_bank.fence == {"x-7": 1}
-        answers = await asyncio.gather(*(stage.check(xid) for xid in ids))
-        assert answers == [COMMIT if xid == "x-7" else ROLLBACK for xid in ids]
+@run_by("on_postgres", "psycopg-async-pool", resource={"check_wait": 30})
+async def test_a_lost_connection_makes_every_check_of_the_batch_unknown(stage, /, postgres_bank):
+    ids = [f"x-{number}" for number in range(20)]
+    async with stage.begin("x-7"):
+        asked = asyncio.gather(*(stage.check(xid) for xid in ids))
+        while not (waiting := await asyncio.to_thread(postgres_bank.order, WAITING)):
+            assert not asked.done()
+        for (pid,) in waiting:
+            postgres_bank.order("SELECT pg_terminate_backend(:pid)", pid=pid)
+        assert await asked == [UNKNOWN] * 20
+        assert postgres_bank.fence == {}
+    assert postgres_bank.fence == {"x-7": 1}
+    answers = await asyncio.gather(*(stage.check(xid) for xid in ids))
+    assert answers == [COMMIT if xid == "x-7" else ROLLBACK for xid in ids]
 
 
 @run_by(in_loop)

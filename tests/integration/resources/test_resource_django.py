@@ -7,12 +7,18 @@ import threading
 
 import pytest
 
-from tests.integration.resources.resource_stage import KINDS, django_source, insert, now_ms
+from tests.integration.resources.resource_stage import (
+    COMMIT,
+    KINDS,
+    ROLLBACK,
+    UNKNOWN,
+    django_source,
+    insert,
+    now_ms,
+)
 from txmq import SQLResource
 from txmq.errors import ConfigError, OutcomeUnknown, TransactionBroken, UsageError
-from txmq.transaction.state import LocalTransactionState
 
-COMMIT, ROLLBACK, UNKNOWN = LocalTransactionState
 ON_DJANGO = [kind for kind in KINDS if kind.endswith("django")]
 ON_POSTGRES = pytest.mark.parametrize("bank", ["postgres-django"], indirect=True)
 

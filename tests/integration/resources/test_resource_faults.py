@@ -1,20 +1,25 @@
 """Broken connections, lost commit replies, deadlocks: which outcome may be reported then."""
 
 import asyncio
-import contextlib
 from typing import NamedTuple
 
 import psycopg
 import pytest
 
-from tests.integration.resources.resource_stage import ON_MARIADB, Bank, insert, said
+from tests.integration.resources.resource_stage import (
+    COMMIT,
+    ON_MARIADB,
+    ROLLBACK,
+    UNKNOWN,
+    Bank,
+    insert,
+    said,
+)
+from tests.integration.transaction.crash_wire import Wire
 from tests.running import in_loop, run_by
 from txmq.databases.failures import Failure, failure
 from txmq.errors import OutcomeUnknown
-from txmq.transaction.state import LocalTransactionState
 
-COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
-UNKNOWN = LocalTransactionState.UNKNOWN
 KINDS = ["postgres", "postgres-async", "postgres-django", "psycopg-pool", "psycopg-async"]
 ITS_PATIENCE_S = 5.0
 
@@ -55,60 +60,33 @@ async def settled(stage, xid):
     return answer
 
 
-class Proxy:
+class Proxy(Wire):
     """Stands between a service and its server, and cuts the line at a COMMIT."""
 
     def __init__(self, url):
-        self._target = url.host, url.port
+        super().__init__(url.host, url.port)
         self._word = SERVERS[url.get_backend_name()].commit
         self.cuts = None
         self.seen = asyncio.Event()
-        self._lines = set()
 
-    async def __aenter__(self):
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.port = self._server.sockets[0].getsockname()[1]
+    def line(self):
         return self
 
-    async def __aexit__(self, *problem):
-        self._server.close()
-        for line in self._lines:
-            line.cancel()
-        await asyncio.gather(*self._lines, return_exceptions=True)
-
-    async def _serve(self, reader, writer):
-        there, back = await asyncio.open_connection(*self._target)
-        line = asyncio.ensure_future(self._line(reader, writer, there, back))
-        self._lines.add(line)
-
-    async def _line(self, reader, writer, there, back):
-        with contextlib.closing(writer), contextlib.closing(back):
-            ways = [
-                asyncio.ensure_future(self._forward(reader, back, self._is_cut_before)),
-                asyncio.ensure_future(self._forward(there, writer, self._is_cut_after)),
-            ]
-            try:
-                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for way in ways:
-                    way.cancel()
-                await asyncio.gather(*ways, return_exceptions=True)
-
-    async def _forward(self, reader, writer, is_cut):
+    async def _forward(self, reader, writer, look, side):
         while data := await reader.read(65536):
-            if is_cut(data):
+            if look(data):
                 return
             if self.cuts == "never answers" and self.seen.is_set():
                 await asyncio.Event().wait()
             writer.write(data)
             await writer.drain()
 
-    def _is_cut_before(self, question):
-        if self.cuts and self._word in question:
+    def asked(self, data):
+        if self.cuts and self._word in data:
             self.seen.set()
         return self.cuts == "before" and self.seen.is_set()
 
-    def _is_cut_after(self, answer):
+    def answered(self, data):
         return self.cuts == "after" and self.seen.is_set()
 
 
@@ -144,28 +122,24 @@ class Rivals:
 @pytest.mark.fault("P5", "D1")
 @pytest.mark.parametrize("bank", [*KINDS, *ON_MARIADB], indirect=True)
 @pytest.mark.parametrize(("cuts", "truth"), [("before", ROLLBACK), ("after", COMMIT)])
-def test_a_lost_commit_reply_is_unknown_until_a_check_decides(bank, cuts, truth):
+@run_by(in_loop)
+async def test_a_lost_commit_reply_is_unknown_until_a_check_decides(bank, cuts, truth):
     # Django has one connection per thread.
     checks_of = bank.kind if bank.kind in ON_MARIADB else "psycopg-async"
+    async with Proxy(bank.url) as proxy:
+        far = Bank(bank.kind, bank.url.set(port=proxy.port))
+        async with far.stage() as stage, bank.stage(checks_of) as checker:
+            local = stage.begin("x-1")
 
-    async def story():
-        async with Proxy(bank.url) as proxy:
-            far = Bank(bank.kind, bank.url.set(port=proxy.port))
-            async with far.stage() as stage, bank.stage(checks_of) as checker:
-                local = stage.begin("x-1")
+            async def work(session):
+                await said(session, insert("x-1"))
+                proxy.cuts = cuts
 
-                async def work(session):
-                    await said(session, insert("x-1"))
-                    proxy.cuts = cuts
-
-                with pytest.raises(OutcomeUnknown):
-                    await stage.run(local, work)
-                assert local.state is UNKNOWN
-                assert await settled(checker, "x-1") is truth
-            far.close()
-
-    asyncio.run(story())
-
+            with pytest.raises(OutcomeUnknown):
+                await stage.run(local, work)
+            assert local.state is UNKNOWN
+            assert await settled(checker, "x-1") is truth
+        far.close()
     assert bank.orders == ({"x-1"} if truth is COMMIT else set())
 
 
@@ -208,42 +182,39 @@ async def test_cancelling_during_the_commit_leaves_the_outcome_unknown(
 
 
 @pytest.mark.parametrize("bank", [*KINDS, *ON_MARIADB], indirect=True)
-def test_a_connection_killed_inside_a_transaction_leaves_nothing(bank):
-    async def story():
-        async with bank.stage() as stage:
-            local = stage.begin("x-1")
+@run_by("on_bank")
+async def test_a_connection_killed_inside_a_transaction_leaves_nothing(stage, /, bank):
+    local = stage.begin("x-1")
 
-            async def work(session):
-                await said(session, insert("x-1"))
-                await kill_session(bank, session)
-                await said(session, insert("x-1"))
+    async def work(session):
+        await said(session, insert("x-1"))
+        await kill_session(bank, session)
+        await said(session, insert("x-1"))
 
-            with pytest.raises(Exception) as caught:
-                await stage.run(local, work)
-            assert failure(caught.value) is Failure.LOST
-            assert local.state is ROLLBACK
-            assert await settled(stage, "x-1") is ROLLBACK
-            assert await stage.order("x-2") is COMMIT  # The source has recovered.
-
-    asyncio.run(story())
-
+    with pytest.raises(Exception) as caught:
+        await stage.run(local, work)
+    assert failure(caught.value) is Failure.LOST
+    assert local.state is ROLLBACK
+    assert await settled(stage, "x-1") is ROLLBACK
+    assert await stage.order("x-2") is COMMIT  # The source has recovered.
     assert bank.orders == {"x-2"}
 
 
 @pytest.mark.parametrize("bank", KINDS, indirect=True)
-@run_by(in_loop)
-async def test_a_connection_killed_before_the_commit_is_unknown_until_a_check_decides(bank):
-    async with bank.stage() as stage:
-        local = stage.begin("x-1")
+@run_by("on_bank")
+async def test_a_connection_killed_before_the_commit_is_unknown_until_a_check_decides(
+    stage, /, bank
+):
+    local = stage.begin("x-1")
 
-        async def work(session):
-            await said(session, insert("x-1"))
-            await kill_session(bank, session)
+    async def work(session):
+        await said(session, insert("x-1"))
+        await kill_session(bank, session)
 
-        with pytest.raises(OutcomeUnknown):
-            await stage.run(local, work)
-        assert local.state is UNKNOWN
-        assert await settled(stage, "x-1") is ROLLBACK
+    with pytest.raises(OutcomeUnknown):
+        await stage.run(local, work)
+    assert local.state is UNKNOWN
+    assert await settled(stage, "x-1") is ROLLBACK
 
 
 @pytest.mark.parametrize("kind", ["postgres-async", "psycopg-async-pool"])
@@ -276,19 +247,18 @@ async def test_a_check_without_a_reachable_server_is_unknown():
 @pytest.mark.parametrize(
     "bank", ["postgres-async", "psycopg-async-pool", *ON_MARIADB], indirect=True
 )
-@run_by(in_loop)
-async def test_a_deadlocked_transaction_can_be_retried_under_the_same_id(bank):
-    async with bank.stage() as stage:
-        rivals = Rivals(bank, stage)
+@run_by("on_bank")
+async def test_a_deadlocked_transaction_can_be_retried_under_the_same_id(stage, /, bank):
+    rivals = Rivals(bank, stage)
 
-        async def stops(xid, session, problem):
-            raise problem
+    async def stops(xid, session, problem):
+        raise problem
 
-        found = await rivals.meet(stops)
-        (problem,) = [each for each in found if each is not None]
-        assert failure(problem) is Failure.RETRY
-        (lost,) = [xid for xid, each in rivals.locals.items() if each.state is ROLLBACK]
-        assert await stage.order(lost) is COMMIT
+    found = await rivals.meet(stops)
+    (problem,) = [each for each in found if each is not None]
+    assert failure(problem) is Failure.RETRY
+    (lost,) = [xid for xid, each in rivals.locals.items() if each.state is ROLLBACK]
+    assert await stage.order(lost) is COMMIT
 
 
 @run_by(in_loop)
@@ -313,18 +283,14 @@ async def test_a_serialization_failure_at_the_commit_is_a_certain_rollback(postg
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_deferred_constraint_violation_is_a_certain_rollback(postgres_bank, kind):
+@run_by(in_loop)
+async def test_a_deferred_constraint_violation_is_a_certain_rollback(postgres_bank, kind):
     postgres_bank.order("ALTER TABLE orders ADD UNIQUE (amount) DEFERRABLE INITIALLY DEFERRED")
-
-    async def story():
-        async with postgres_bank.stage(kind) as stage:
-            await stage.order("x-1")
-            local = stage.begin("x-2")
-            with pytest.raises(Exception) as caught:
-                await stage.run(local, lambda session: said(session, insert("x-2")))
-            assert failure(caught.value) is Failure.DUPLICATE
-            assert local.state is ROLLBACK
-
-    asyncio.run(story())
-
+    async with postgres_bank.stage(kind) as stage:
+        await stage.order("x-1")
+        local = stage.begin("x-2")
+        with pytest.raises(Exception) as caught:
+            await stage.say(local, insert("x-2"))
+        assert failure(caught.value) is Failure.DUPLICATE
+        assert local.state is ROLLBACK
     assert set(postgres_bank.fence) == {"x-1"}

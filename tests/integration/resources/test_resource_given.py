@@ -11,14 +11,19 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.util import greenlet_spawn
 
-from tests.integration.resources.resource_stage import Stage, insert, said
+from tests.integration.resources.resource_stage import (
+    COMMIT,
+    ROLLBACK,
+    UNKNOWN,
+    Stage,
+    insert,
+    said,
+)
+from tests.running import in_loop, run_by
 from tests.servers.databases import conninfo
 from txmq.errors import ConfigError, DatabaseFailed, FenceMissing, FenceUnsafe
 from txmq.transaction.resources import SQLResource
-from txmq.transaction.state import LocalTransactionState
 
-COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
-UNKNOWN = LocalTransactionState.UNKNOWN
 AS_IT_IS = {"pool_reset_on_return": None, "pool_size": 1, "max_overflow": 0}
 
 
@@ -80,21 +85,60 @@ def test_foreign_uncommitted_rows_are_not_committed_with_ours(bank):
     assert bank.orders == {"x-1"}
 
 
-@pytest.mark.parametrize("kind", ["postgres-async", "sqlite-async"])
-def test_foreign_uncommitted_rows_are_detected_by_async_engines(bank_of_kind, kind):
-    bank = bank_of_kind(kind)
+class Careless:
+    """A pool of one connection, which it gives back as it was left."""
 
-    async def story():
-        async with bank.stage(engine=AS_IT_IS) as stage:
-            engine = stage.resource._adapter._engine
-            pooled = await engine.raw_connection()
-            await pooled.driver_connection.execute(insert("foreign"))
-            await greenlet_spawn(pooled.close)
+    def __init__(self, connection):
+        self._connection = connection
+
+    def getconn(self):
+        return self._connection
+
+    def putconn(self, connection):
+        pass
+
+
+def fail(connection):
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        connection.execute("SELECT 1 / 0")
+
+
+@pytest.mark.fault("D7")
+@pytest.mark.parametrize("leave", [leave_open, fail], ids=["open", "failed"])
+def test_a_pooled_connection_with_an_open_or_failed_transaction_is_refused(postgres_bank, leave):
+    with psycopg.connect(conninfo(postgres_bank.url)) as connection:
+        with staged(Careless(connection)) as stage:
+            leave(connection)
             with pytest.raises(DatabaseFailed, match="already in a transaction"):
-                await stage.order("x-1")
+                asyncio.run(stage.order("x-1"))
+        connection.rollback()
+    assert (postgres_bank.fence, postgres_bank.orders) == ({}, set())
 
-    asyncio.run(story())
 
+@pytest.mark.fault("D7")
+def test_an_engine_connection_in_a_failed_transaction_is_refused_once(postgres_bank):
+    with engine_on(postgres_bank, **AS_IT_IS) as engine, staged(engine) as stage:
+        pooled = engine.raw_connection()
+        fail(pooled.driver_connection)
+        pooled.close()
+        with pytest.raises(DatabaseFailed, match="already in a transaction"):
+            asyncio.run(stage.order("x-1"))
+        assert postgres_bank.fence == {}
+        assert asyncio.run(stage.order("x-2")) is COMMIT
+    assert postgres_bank.orders == {"x-2"}
+
+
+@pytest.mark.parametrize("kind", ["postgres-async", "sqlite-async"])
+@run_by(in_loop)
+async def test_foreign_uncommitted_rows_are_detected_by_async_engines(bank_of_kind, kind):
+    bank = bank_of_kind(kind)
+    async with bank.stage(engine=AS_IT_IS) as stage:
+        engine = stage.resource._adapter._engine
+        pooled = await engine.raw_connection()
+        await pooled.driver_connection.execute(insert("foreign"))
+        await greenlet_spawn(pooled.close)
+        with pytest.raises(DatabaseFailed, match="already in a transaction"):
+            await stage.order("x-1")
     assert bank.orders == set()
 
 
@@ -212,7 +256,7 @@ def test_inspecting_a_used_connection_does_not_hide_the_exception_raised(postgre
             raise Refused
 
 
-@pytest.mark.parametrize("factory", [psycopg.ClientCursor, psycopg.RawCursor])
+@pytest.mark.parametrize("factory", [psycopg.Cursor, psycopg.ClientCursor, psycopg.RawCursor])
 def test_cursor_and_row_factories_do_not_affect_the_fence(postgres_bank, factory):
     chosen = {"cursor_factory": factory, "row_factory": psycopg.rows.dict_row}
     where = conninfo(postgres_bank.url)

@@ -13,13 +13,19 @@ from collections import Counter
 
 import pytest
 
-from tests.integration.resources.resource_stage import GROUP, ON_MARIADB, insert, now_ms, said
+from tests.integration.resources.resource_stage import (
+    COMMIT,
+    GROUP,
+    ON_MARIADB,
+    ROLLBACK,
+    UNKNOWN,
+    insert,
+    now_ms,
+    said,
+)
 from tests.running import in_loop, run_by
 from txmq.errors import RolledBackByCheck
-from txmq.transaction.state import LocalTransactionState
 
-COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
-UNKNOWN = LocalTransactionState.UNKNOWN
 COMMITTED, ROLLED_BACK = 1, 2
 AT_ONCE = 8
 DELAY_S = 0.012
@@ -176,21 +182,20 @@ async def test_cleaning_during_commits_removes_only_old_rows(postgres_bank):
         assert set(bank.fence) == set(race.locals)
 
 
-@run_by(in_loop)
-async def test_many_checks_and_a_commit_of_one_id_get_one_answer(postgres_bank):
+@run_by("on_postgres", "psycopg-async-pool")
+async def test_many_checks_and_a_commit_of_one_id_get_one_answer(stage, /):
     """Checks of many members and a late commit at the same moment: one winner, one answer."""
-    async with postgres_bank.stage("psycopg-async-pool") as stage:
-        for number in range(20):
-            xid = f"x-{number}"
-            late = stage.begin(xid)
+    for number in range(20):
+        xid = f"x-{number}"
+        late = stage.begin(xid)
 
-            async def commit(late=late, xid=xid):
-                with contextlib.suppress(RolledBackByCheck):
-                    await stage.run(late, lambda session: said(session, insert(xid)))
+        async def commit(late=late, xid=xid):
+            with contextlib.suppress(RolledBackByCheck):
+                await stage.say(late, insert(xid))
 
-            answers = await asyncio.gather(commit(), *(stage.check(xid) for _ in range(6)))
-            known = set(answers[1:]) - {UNKNOWN}
-            assert known <= {late.state}, (xid, answers)
+        answers = await asyncio.gather(commit(), *(stage.check(xid) for _ in range(6)))
+        known = set(answers[1:]) - {UNKNOWN}
+        assert known <= {late.state}, (xid, answers)
 
 
 @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
@@ -207,17 +212,14 @@ async def test_a_check_that_waited_for_a_commit_sees_it_at_every_isolation_level
             while not await asyncio.to_thread(postgres_bank.order, waiting):
                 assert not asked.done()
         assert await asked is COMMIT
+        assert await stage.check("x-2") is ROLLBACK
 
 
-def test_a_check_gives_up_after_its_check_wait(postgres_bank):
-    async def story():
-        async with postgres_bank.stage("postgres-async", resource={"check_wait": 0.1}) as stage:
-            local = stage.begin("x-1")
-            async with local:
-                begin = time.monotonic()
-                assert await stage.check("x-1") is UNKNOWN
-                assert 0.09 < time.monotonic() - begin < 5
-
-    asyncio.run(story())
-
+@run_by("on_postgres", "postgres-async", resource={"check_wait": 0.1})
+async def test_a_check_gives_up_after_its_check_wait(stage, /, postgres_bank):
+    local = stage.begin("x-1")
+    async with local:
+        begin = time.monotonic()
+        assert await stage.check("x-1") is UNKNOWN
+        assert 0.09 < time.monotonic() - begin < 5
     assert postgres_bank.order("SELECT count(*) FROM pg_locks WHERE NOT granted") == [(0,)]

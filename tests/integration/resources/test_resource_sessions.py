@@ -7,11 +7,11 @@ import pytest
 from sqlalchemy import event, text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
-from tests.integration.resources.resource_stage import Stage, insert, said
+from tests.integration.resources.resource_stage import COMMIT, ROLLBACK, Stage, insert, said
+from tests.running import in_loop, run_by
 from txmq.transaction.resources import SQLResource
-from txmq.transaction.state import LocalTransactionState
 
-COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
+pytestmark = pytest.mark.parametrize("bank", ["postgres-async"], indirect=True)
 ONE = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 5}
 
 
@@ -31,18 +31,7 @@ async def staged(bank, kind=AsyncSession, **settings):
         await engine.dispose()
 
 
-def on_postgres(story):
-    """A test with the bank that is on PostgreSQL."""
-
-    @pytest.mark.parametrize("bank", ["postgres-async"], indirect=True)
-    def test(bank):
-        asyncio.run(story(bank))
-
-    test.__doc__ = story.__doc__
-    return test
-
-
-@on_postgres
+@run_by(in_loop)
 async def test_a_second_session_on_the_same_bind_shares_the_transaction(bank):
     async def work(session):
         async with AsyncSession(session.bind) as other:
@@ -59,7 +48,7 @@ async def test_a_second_session_on_the_same_bind_shares_the_transaction(bank):
     assert bank.orders == set()
 
 
-@on_postgres
+@run_by(in_loop)
 async def test_overridden_flush_and_commit_of_a_session_class_are_called(bank):
     class Audited(AsyncSession):
         async def flush(self, *args):
@@ -82,7 +71,7 @@ async def test_overridden_flush_and_commit_of_a_session_class_are_called(bank):
     assert bank.orders == {"x-1", "audited", "flushed"}
 
 
-@on_postgres
+@run_by(in_loop)
 async def test_a_session_class_whose_commit_raises_leaves_nothing(bank):
     class Unwilling(AsyncSession):
         async def commit(self):
@@ -91,14 +80,14 @@ async def test_a_session_class_whose_commit_raises_leaves_nothing(bank):
     async with staged(bank, Unwilling, **ONE) as (stage, engine):
         local = stage.begin("x-1")
         with pytest.raises(Refused):
-            await stage.run(local, lambda session: said(session, insert("x-1")))
+            await stage.say(local, insert("x-1"))
         assert local.state is not COMMIT
         assert engine.pool.checkedout() == 0
     assert bank.fence == {}
     assert bank.orders == set()
 
 
-@on_postgres
+@run_by(in_loop)
 async def test_cancelling_during_the_pool_reset_does_not_hide_the_commit(bank):
     """It is cancelled while the pool resets the connection by a slow statement."""
     async with staged(bank, **ONE) as (stage, engine):
@@ -112,9 +101,7 @@ async def test_cancelling_during_the_pool_reset_does_not_hide_the_commit(bank):
                 cursor.execute("SELECT pg_sleep(60)")
 
         local = stage.begin("x-1")
-        running = asyncio.ensure_future(
-            stage.run(local, lambda session: said(session, insert("x-1")))
-        )
+        running = asyncio.ensure_future(stage.say(local, insert("x-1")))
         await resets.wait()
         while not bank.order("SELECT pid FROM pg_stat_activity WHERE query LIKE '%pg_sleep(60)'"):
             await asyncio.sleep(0.01)

@@ -8,19 +8,18 @@ import time
 import psycopg
 import pytest
 
-from tests.integration.resources.resource_stage import GROUP, now_ms
+from tests.integration.resources.resource_stage import GROUP, ROLLBACK, UNKNOWN, now_ms
 from tests.running import in_loop, run_by
 from tests.servers.databases import conninfo
 from txmq.errors import UsageError
 from txmq.transaction.resources import SQLResource
 from txmq.transaction.state import LocalTransactionState
 
-ROLLBACK = LocalTransactionState.ROLLBACK
-UNKNOWN = LocalTransactionState.UNKNOWN
 CROWD = 60
 
 
-def test_an_unexpected_exception_of_the_source_is_raised_by_every_check(postgres_bank):
+@run_by(in_loop)
+async def test_an_unexpected_exception_of_the_source_is_raised_by_every_check(postgres_bank):
     is_locked = False
 
     def connects():
@@ -28,16 +27,12 @@ def test_an_unexpected_exception_of_the_source_is_raised_by_every_check(postgres
             raise KeyError("no such password")
         return psycopg.connect(conninfo(postgres_bank.url))
 
-    async def story():
-        nonlocal is_locked
-        with contextlib.closing(SQLResource(connects)) as resource:
-            await resource.verify()
-            is_locked = True
-            asked = [resource.check(f"x-{each}", GROUP, now_ms()) for each in range(20)]
-            found = await asyncio.gather(*asked, return_exceptions=True)
-            assert {type(each) for each in found} == {KeyError}
-
-    asyncio.run(story())
+    with contextlib.closing(SQLResource(connects)) as resource:
+        await resource.verify()
+        is_locked = True
+        asked = [resource.check(f"x-{each}", GROUP, now_ms()) for each in range(20)]
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        assert {type(each) for each in found} == {KeyError}
 
 
 @pytest.mark.parametrize("kind", ["postgres", "postgres-async", "psycopg-pool"])
@@ -71,7 +66,8 @@ async def test_a_batch_of_checks_waits_once_for_a_pooled_connection(postgres_ban
         assert await stage.check("x-1") is ROLLBACK
 
 
-def test_checks_that_wait_when_the_resource_closes_are_settled_or_refused(postgres_bank):
+@run_by(in_loop)
+async def test_checks_that_wait_when_the_resource_closes_are_settled_or_refused(postgres_bank):
     entered, gate = threading.Semaphore(0), threading.Event()
 
     def connects():
@@ -79,27 +75,24 @@ def test_checks_that_wait_when_the_resource_closes_are_settled_or_refused(postgr
         gate.wait(20)
         return psycopg.connect(conninfo(postgres_bank.url))
 
-    async def story():
-        resource = SQLResource(connects)
-        gate.set()
-        await resource.verify()
-        while entered.acquire(blocking=False):
-            pass
-        gate.clear()
-        asked = []
-        for number in range(8):
-            check = resource.check(f"x-{number}", GROUP, now_ms())
-            asked.append(asyncio.ensure_future(check))
-            await asyncio.sleep(0)
-        await asyncio.to_thread(entered.acquire)
-        resource.close()
-        gate.set()
-        async with asyncio.timeout(20):
-            answers = await asyncio.gather(*asked, return_exceptions=True)
-        # Those that had begun are settled.
-        assert answers[0] is ROLLBACK
-        assert {type(answer) for answer in answers} <= {LocalTransactionState, UsageError}
-        with pytest.raises(UsageError, match="closed"):
-            await resource.check("x-1", GROUP, now_ms())
-
-    asyncio.run(story())
+    resource = SQLResource(connects)
+    gate.set()
+    await resource.verify()
+    while entered.acquire(blocking=False):
+        pass
+    gate.clear()
+    asked = []
+    for number in range(8):
+        check = resource.check(f"x-{number}", GROUP, now_ms())
+        asked.append(asyncio.ensure_future(check))
+        await asyncio.sleep(0)
+    await asyncio.to_thread(entered.acquire)
+    resource.close()
+    gate.set()
+    async with asyncio.timeout(20):
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+    # Those that had begun are settled.
+    assert answers[0] is ROLLBACK
+    assert {type(answer) for answer in answers} <= {LocalTransactionState, UsageError}
+    with pytest.raises(UsageError, match="closed"):
+        await resource.check("x-1", GROUP, now_ms())

@@ -6,11 +6,10 @@ import threading
 import pytest
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
+from tests.integration.resources.resource_stage import COMMIT
 from tests.running import in_loop, run_by
 from txmq.errors import FenceMissing
-from txmq.transaction.state import LocalTransactionState
 
-COMMIT = LocalTransactionState.COMMIT
 KINDS = ["postgres", "postgres-async", "postgres-sessions", "postgres-async-sessions"]
 KILL = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "

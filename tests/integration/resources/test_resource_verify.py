@@ -1,16 +1,24 @@
 """What a start refuses, and what it says to do about it."""
 
 import asyncio
+import contextlib
 import functools
 
 import psycopg
 import pytest
-from psycopg.rows import dict_row
 from sqlalchemy import create_engine, event, text
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import StaticPool
 
-from tests.integration.resources.resource_stage import KINDS, Bank, Stage, insert
+from tests.integration.resources.resource_stage import (
+    COMMIT,
+    KINDS,
+    ROLLBACK,
+    UNKNOWN,
+    Bank,
+    Stage,
+    insert,
+)
 from tests.running import in_loop, run_by
 from tests.servers.databases import conninfo
 from txmq.errors import (
@@ -25,7 +33,6 @@ from txmq.errors import (
 )
 from txmq.transaction.resources import SQLResource
 from txmq.transaction.resources.schema import create_fence
-from txmq.transaction.state import LocalTransactionState
 
 
 def verified(bank, kind=None, **settings):
@@ -58,28 +65,25 @@ def test_a_missing_fence_table_is_refused_with_the_command_that_creates_it(bare_
     refused(bare_bank, FenceMissing, "txmq schema create")
 
 
-def test_a_missing_fence_table_in_sqlite_is_refused(tmp_path):
-    bank = Bank("sqlite", create_engine(f"sqlite:///{tmp_path}/new.db").url)
-    refused(bank, FenceMissing, "txmq schema create")
-    bank.close()
+def test_a_missing_fence_table_in_sqlite_is_refused(sqlite_bank):
+    sqlite_bank.order("DROP TABLE txmq_fence")
+    sqlite_bank.order("DROP TABLE txmq_fence_mark")
+    refused(sqlite_bank, FenceMissing, "txmq schema create")
 
 
-def test_an_empty_fence_mark_is_refused(postgres_bank):
-    postgres_bank.order("DELETE FROM txmq_fence_mark")
+@pytest.mark.parametrize(
+    ("statement", "error", "words"),
+    [
+        ("DELETE FROM txmq_fence_mark", FenceMissing, "txmq schema sql"),
+        ("UPDATE txmq_fence_mark SET version = 2", FenceOutdated, "version 2"),
+        ("ALTER TABLE txmq_fence RENAME COLUMN owner TO holder", FenceOutdated, "columns"),
+    ],
+    ids=["empty mark", "another version", "other columns"],
+)
+def test_a_fence_of_another_shape_is_refused(postgres_bank, statement, error, words):
+    postgres_bank.order(statement)
 
-    refused(postgres_bank, FenceMissing, "txmq schema sql")
-
-
-def test_a_fence_of_another_version_is_refused(postgres_bank):
-    postgres_bank.order("UPDATE txmq_fence_mark SET version = 2")
-
-    refused(postgres_bank, FenceOutdated, "version 2")
-
-
-def test_a_fence_with_other_columns_is_refused(postgres_bank):
-    postgres_bank.order("ALTER TABLE txmq_fence RENAME COLUMN owner TO holder")
-
-    refused(postgres_bank, FenceOutdated, "columns")
+    refused(postgres_bank, error, words)
 
 
 @pytest.mark.fault("D4")
@@ -97,24 +101,21 @@ def test_an_autocommit_engine_is_refused(bank):
     assert bank.fence == {}
 
 
-def test_an_autocommit_connection_of_psycopg_is_put_into_a_transaction(postgres_bank):
-    async def story():
-        connect = functools.partial(psycopg.connect, conninfo(postgres_bank.url), autocommit=True)
-        resource = SQLResource(connect)
-        await resource.verify()
-        stage = Stage(resource)
-        local = stage.begin("x-1")
+@run_by(in_loop)
+async def test_an_autocommit_connection_of_psycopg_is_put_into_a_transaction(postgres_bank):
+    connect = functools.partial(psycopg.connect, conninfo(postgres_bank.url), autocommit=True)
+    resource = SQLResource(connect)
+    await resource.verify()
+    stage = Stage(resource)
+    local = stage.begin("x-1")
 
-        async def work(connection):
-            connection.execute(insert("x-1"))
-            raise ZeroDivisionError
+    async def work(connection):
+        connection.execute(insert("x-1"))
+        raise ZeroDivisionError
 
-        with pytest.raises(ZeroDivisionError):
-            await stage.run(local, work)
-        assert local.state is LocalTransactionState.ROLLBACK
-
-    asyncio.run(story())
-
+    with pytest.raises(ZeroDivisionError):
+        await stage.run(local, work)
+    assert local.state is ROLLBACK
     assert (postgres_bank.fence, postgres_bank.orders) == ({}, set())
 
 
@@ -129,13 +130,12 @@ def test_postgresql_without_synchronous_commit_is_refused(postgres_bank, kind):
 
 
 @pytest.mark.fault("D2")
-@run_by(in_loop)
-async def test_sqlite_with_synchronous_off_is_refused(sqlite_bank):
-    async with sqlite_bank.stage(verified=False) as stage:
-        engine = stage.resource._adapter._engine
-        event.listen(engine, "connect", lambda made, _: made.execute("PRAGMA synchronous=OFF"))
-        with pytest.raises(FenceUnsafe, match="synchronous"):
-            await stage.resource.verify()
+@run_by("on_sqlite", verified=False)
+async def test_sqlite_with_synchronous_off_is_refused(stage, /):
+    engine = stage.resource._adapter._engine
+    event.listen(engine, "connect", lambda made, _: made.execute("PRAGMA synchronous=OFF"))
+    with pytest.raises(FenceUnsafe, match="synchronous"):
+        await stage.resource.verify()
 
 
 def test_a_read_only_connection_is_refused(postgres_bank):
@@ -155,50 +155,50 @@ def test_an_unreachable_server_is_reported():
     bank.close()
 
 
+@pytest.fixture
+def elsewhere(postgres):
+    """Another database with a fence."""
+    with postgres.database() as url, contextlib.closing(Bank("postgres", url).prepare()) as found:
+        yield found
+
+
 @pytest.mark.fault("D4")
-def test_a_source_that_switches_between_databases_is_refused(postgres, postgres_bank):
-    """As behind a pooler that distributes connections over several servers."""
-    with postgres.database() as elsewhere:
-        other = Bank("postgres", elsewhere).prepare()
-        places = [postgres_bank.url, elsewhere]
-
-        def connect():
-            places.reverse()
-            return psycopg.connect(conninfo(places[0]))
-
-        with pytest.raises(FenceElsewhere):
-            asyncio.run(SQLResource(connect).verify())
-        other.close()
-
-
-def test_a_local_transaction_in_another_database_does_nothing(postgres, postgres_bank):
-    with postgres.database() as elsewhere:
-        other = Bank("postgres", elsewhere).prepare()
-        places = [postgres_bank.url]
-
-        async def story():
-            resource = SQLResource(lambda: psycopg.connect(conninfo(places[0])))
-            await resource.verify()
-            places[0] = elsewhere
-            stage = Stage(resource)
-            with pytest.raises(FenceElsewhere):
-                await stage.order("x-1")
-            assert await stage.check("x-1") is LocalTransactionState.UNKNOWN
-
-        asyncio.run(story())
-        assert (other.fence, other.orders) == ({}, set())
-        other.close()
-
-
 @run_by(in_loop)
-async def test_a_resource_cannot_be_used_before_verify(postgres_bank):
-    async with postgres_bank.stage(verified=False) as stage:
-        with pytest.raises(UsageError):
-            stage.begin("x-1")
-        with pytest.raises(UsageError):
-            await stage.check("x-1")
-        with pytest.raises(UsageError):
-            await stage.resource.clean(1e6)
+async def test_a_source_that_switches_between_databases_is_refused(postgres_bank, elsewhere):
+    """As behind a pooler that distributes connections over several servers."""
+    places = [postgres_bank.url, elsewhere.url]
+
+    def connect():
+        places.reverse()
+        return psycopg.connect(conninfo(places[0]))
+
+    with pytest.raises(FenceElsewhere):
+        await SQLResource(connect).verify()
+
+
+@pytest.mark.fault("D4")
+@run_by(in_loop)
+async def test_a_local_transaction_in_another_database_does_nothing(postgres_bank, elsewhere):
+    places = [postgres_bank.url]
+    resource = SQLResource(lambda: psycopg.connect(conninfo(places[0])))
+    await resource.verify()
+    places[0] = elsewhere.url
+    stage = Stage(resource)
+    with pytest.raises(FenceElsewhere):
+        await stage.order("x-1")
+    assert await stage.check("x-1") is UNKNOWN
+    assert (elsewhere.fence, elsewhere.orders) == ({}, set())
+    assert (postgres_bank.fence, postgres_bank.orders) == ({}, set())
+
+
+@run_by("on_postgres", verified=False)
+async def test_a_resource_cannot_be_used_before_verify(stage, /):
+    with pytest.raises(UsageError):
+        stage.begin("x-1")
+    with pytest.raises(UsageError):
+        await stage.check("x-1")
+    with pytest.raises(UsageError):
+        await stage.resource.clean(1e6)
 
 
 @pytest.mark.fault("D7")
@@ -210,24 +210,6 @@ def test_a_connection_left_in_a_transaction_is_refused(postgres_bank):
     with pytest.raises(DatabaseFailed, match="already in a transaction"):
         asyncio.run(SQLResource(lambda: shared).verify())
     shared.close()
-
-
-@run_by(in_loop)
-async def test_a_row_factory_of_the_application_does_not_matter(postgres_bank):
-    connect = functools.partial(psycopg.connect, conninfo(postgres_bank.url), row_factory=dict_row)
-    stage = Stage(SQLResource(connect))
-    await stage.resource.verify()
-    await stage.order("x-1")
-    assert await stage.check("x-1") is LocalTransactionState.COMMIT
-
-
-@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
-@run_by(in_loop)
-async def test_stricter_isolation_levels_change_no_answer(postgres_bank, level):
-    async with postgres_bank.stage(engine={"isolation_level": level}) as stage:
-        await stage.order("x-1")
-        assert await stage.check("x-1") is LocalTransactionState.COMMIT
-        assert await stage.check("x-2") is LocalTransactionState.ROLLBACK
 
 
 def sources_that_cannot_be_guarded():
@@ -252,26 +234,22 @@ def test_a_single_connection_as_a_source_is_refused(postgres_bank):
         SQLResource(connection)
 
 
+@run_by("on_sqlite")
+async def test_cleaning_within_the_horizon_is_refused(stage, /):
+    with pytest.raises(ConfigError, match="still needed"):
+        await stage.resource.clean(600)
+    assert await stage.resource.clean(600, horizon=600) == 0
+
+
 @run_by(in_loop)
-async def test_cleaning_within_the_horizon_is_refused(sqlite_bank):
-    async with sqlite_bank.stage() as stage:
-        with pytest.raises(ConfigError, match="still needed"):
-            await stage.resource.clean(600)
-        assert await stage.resource.clean(600, horizon=600) == 0
-
-
-def test_a_fence_can_have_another_name_and_schema(bare_bank):
+async def test_a_fence_can_have_another_name_and_schema(bare_bank):
     bare_bank.order("CREATE SCHEMA IF NOT EXISTS tx")
     engine = create_engine(bare_bank.url)
     assert create_fence(engine, "fence", "tx")
     assert not create_fence(engine, "fence", "tx")
-
-    async def story():
-        resource = SQLResource(engine, fence="fence", schema="tx")
-        await resource.verify()
-        assert await resource.check("x-1", "icbc", 1) is LocalTransactionState.ROLLBACK
-
-    asyncio.run(story())
+    resource = SQLResource(engine, fence="fence", schema="tx")
+    await resource.verify()
+    assert await resource.check("x-1", "icbc", 1) is ROLLBACK
     assert bare_bank.order("SELECT xid FROM tx.fence") == [("x-1",)]
     bare_bank.order("DROP SCHEMA tx CASCADE")
     engine.dispose()
@@ -293,7 +271,8 @@ def test_the_printed_ddl_creates_a_usable_fence(bank):
     assert verified(bank)
 
 
-def test_orm_objects_can_be_used_after_the_commit(postgres_bank):
+@run_by(in_loop)
+async def test_orm_objects_can_be_used_after_the_commit(postgres_bank):
     from sqlalchemy import Column, Integer, String
     from sqlalchemy.orm import declarative_base
 
@@ -302,47 +281,42 @@ def test_orm_objects_can_be_used_after_the_commit(postgres_bank):
     account = type("Account", (base,), {**mapped, "amount": Column(Integer)})
     postgres_bank.order("DROP TABLE IF EXISTS accounts")
     postgres_bank.order("CREATE TABLE accounts (id VARCHAR PRIMARY KEY, amount INTEGER)")
+    async with postgres_bank.stage() as stage:
+        local, made = stage.begin("x-1"), account(id="a", amount=7)
 
-    async def story():
-        async with postgres_bank.stage() as stage:
-            local, made = stage.begin("x-1"), account(id="a", amount=7)
+        async def work(session):
+            session.add(made)  # Written when the local transaction ends.
 
-            async def work(session):
-                session.add(made)  # Written when the local transaction ends.
+        await stage.run(local, work)
+        assert (local.state, made.amount) == (COMMIT, 7)
 
-            await stage.run(local, work)
-            assert (local.state, made.amount) == (LocalTransactionState.COMMIT, 7)
+        twice = stage.begin("x-2")
 
-            twice = stage.begin("x-2")
+        async def again(session):
+            session.add(account(id="a", amount=8))
 
-            async def again(session):
-                session.add(account(id="a", amount=8))
+        with pytest.raises(Exception, match="accounts_pkey"):
+            await stage.run(twice, again)
+        assert twice.state is ROLLBACK
 
-            with pytest.raises(Exception, match="accounts_pkey"):
-                await stage.run(twice, again)
-            assert twice.state is LocalTransactionState.ROLLBACK
+        broken = stage.begin("x-3")
 
-            broken = stage.begin("x-3")
+        async def never(session):
+            event.listen(session, "before_flush", lambda *_: 1 / 0)
+            session.add(account(id="b", amount=9))
 
-            async def never(session):
-                event.listen(session, "before_flush", lambda *_: 1 / 0)
-                session.add(account(id="b", amount=9))
-
-            with pytest.raises(ZeroDivisionError):
-                await stage.run(broken, never)  # The commit had not been requested yet.
-            assert broken.state is LocalTransactionState.ROLLBACK
-
-    asyncio.run(story())
+        with pytest.raises(ZeroDivisionError):
+            await stage.run(broken, never)  # The commit had not been requested yet.
+        assert broken.state is ROLLBACK
     assert set(postgres_bank.fence) == {"x-1"}
 
 
 @pytest.mark.parametrize("xid", ["", "\u4e2d", "x" * 256, "x-1 ", "x\0"])
-@run_by(in_loop)
-async def test_ids_that_some_databases_cannot_store_are_refused(sqlite_bank, xid):
-    async with sqlite_bank.stage() as stage:
-        with pytest.raises((UsageError, LimitExceeded)):
-            stage.begin(xid)
-        assert await stage.check(xid) is LocalTransactionState.UNKNOWN
+@run_by("on_sqlite")
+async def test_ids_that_some_databases_cannot_store_are_refused(stage, /, xid):
+    with pytest.raises((UsageError, LimitExceeded)):
+        stage.begin(xid)
+    assert await stage.check(xid) is UNKNOWN
 
 
 @run_by(in_loop)

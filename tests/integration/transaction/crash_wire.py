@@ -8,7 +8,7 @@ import contextlib
 import json
 import struct
 
-__all__ = ["REPLY", "REQUEST", "BrokerWire", "DatabaseWire"]
+__all__ = ["REPLY", "REQUEST", "BrokerWire", "DatabaseWire", "Wire"]
 
 REQUEST, REPLY = "the request does not arrive", "the reply does not arrive"
 HALF, END = (10, 310), (37,)

@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from tests.integration.transaction.crash_bank import COMMITTED, ROLLED_BACK, Order
 from tests.integration.transaction.crash_stage import on_scene, soak
 from tests.integration.transaction.crash_wire import REPLY, REQUEST, DatabaseWire
+from tests.running import in_loop, run_by
 from tests.servers.databases import conninfo
 from txmq import SQLResource, TransactionManager, TransactionState
 from txmq.errors import OutcomeUnknown
@@ -55,20 +56,11 @@ def function_for(kind, manager):
 @pytest.mark.fault("P5")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("side", "truth"), [(REQUEST, ROLLED_BACK), (REPLY, COMMITTED)])
-def test_a_lost_commit_reply_is_unknown_until_a_check_decides(broker, bank_for, kind, side, truth):
+@run_by(in_loop)
+async def test_a_lost_commit_reply_is_unknown_until_a_check_decides(
+    broker, bank_for, kind, side, truth
+):
     bank = bank_for("postgres")
-
-    async def story():
-        async with on_scene(broker, bank) as scene, DatabaseWire(bank.url) as wire:
-            url = bank.url.set(port=wire.port)
-            async with source_of(kind, url) as source:
-                manager = TransactionManager(scene.group, broker.names, SQLResource(source))
-                decorate = manager.transactional(topic=scene.topic, keys=lambda order: order.id)
-                transfer = decorate(function_for(kind, manager))
-                async with manager:
-                    for number in range(soak(1, 20)):
-                        await lost(scene, wire, transfer, f"t-{number}")
-                    assert manager.tally.conflicts == 0
 
     async def lost(scene, wire, transfer, name):
         wire.wait_for(side, name)
@@ -82,4 +74,13 @@ def test_a_lost_commit_reply_is_unknown_until_a_check_decides(broker, bank_for, 
         assert after.state is TransactionState.COMMITTED
         scene.agree()
 
-    asyncio.run(story())
+    async with on_scene(broker, bank) as scene, DatabaseWire(bank.url) as wire:
+        url = bank.url.set(port=wire.port)
+        async with source_of(kind, url) as source:
+            manager = TransactionManager(scene.group, broker.names, SQLResource(source))
+            decorate = manager.transactional(topic=scene.topic, keys=lambda order: order.id)
+            transfer = decorate(function_for(kind, manager))
+            async with manager:
+                for number in range(soak(1, 20)):
+                    await lost(scene, wire, transfer, f"t-{number}")
+                assert manager.tally.conflicts == 0

@@ -3,15 +3,12 @@
 import asyncio
 import contextlib
 
-import psycopg
 import pytest
-from sqlalchemy import create_engine, text
-from sqlalchemy.pool import StaticPool
+from sqlalchemy import text
 
 from tests.integration.transaction.crash_bank import OPENING, ROLLED_BACK, Order
 from tests.integration.transaction.crash_stage import on_scene
 from tests.running import in_loop, run_by
-from tests.servers.databases import conninfo
 from txmq import (
     ConsumerSettings,
     PushConsumer,
@@ -20,7 +17,7 @@ from txmq import (
     TransactionManager,
     TransactionState,
 )
-from txmq.errors import DatabaseFailed, FenceElsewhere, OutcomeUnknown
+from txmq.errors import OutcomeUnknown
 from txmq.runtime.clock import SystemClock
 
 COMMITTED_STATE = TransactionState.COMMITTED
@@ -87,130 +84,6 @@ async def test_a_backend_killed_during_the_commit_leaves_the_decision_to_a_check
             await scene.until_settled()
             assert bank.fence == {outcome.xid: ROLLED_BACK}
             scene.agree()
-
-
-@pytest.mark.fault("D3")
-@run_by(in_loop)
-async def test_serialization_failures_are_retried_under_the_same_transaction_id(broker, bank):
-    """They may come at any statement, and at the COMMIT."""
-    runs = []
-
-    async with (
-        on_scene(broker, bank) as scene,
-        engine_of(bank, isolation_level="SERIALIZABLE") as engine,
-    ):
-        manager, met = manager_of(scene, engine), asyncio.Barrier(2)
-
-        async def function(session, order):
-            runs.append(manager.current().xid)
-            await session.execute(text("SELECT count(*) FROM debit"))
-            if len(runs) <= 2:
-                await met.wait()
-            await book(manager, session, order)
-
-        async with manager:
-            transfer = transferring(scene, manager, function)
-            outcomes = await asyncio.gather(
-                transfer(Order("t-1", "A0")), transfer(Order("t-2", "A1"))
-            )
-            assert [outcome.state for outcome in outcomes] == [COMMITTED_STATE] * 2
-            assert len(runs) > 2
-            assert set(runs) == {outcome.xid for outcome in outcomes}
-        scene.agree()
-
-
-@pytest.mark.fault("D4")
-def test_a_database_switched_after_the_start_is_refused(broker, bank, postgres):
-    """A fence of the same name, in a database that somebody has switched to."""
-
-    async def story(other):
-        async with on_scene(broker, bank) as scene:
-            where = [bank.url]
-            manager = manager_of(scene, lambda: psycopg.connect(conninfo(where[0])))
-
-            def function(session, order):
-                session.execute(order.taken())
-
-            async with manager:
-                transfer = transferring(scene, manager, function)
-                where[0] = other.url
-                with pytest.raises(FenceElsewhere):
-                    await transfer(Order("t-1"))
-            assert other.fence == bank.fence == {}
-            scene.agree()
-
-    with postgres.database() as url:
-        other = type(bank)(url).prepare()
-        asyncio.run(story(other))
-        other.close()
-
-
-class Careless:
-    """A pool of one connection, which it gives back as it was left."""
-
-    def __init__(self, connection):
-        self._connection = connection
-
-    def getconn(self):
-        return self._connection
-
-    def putconn(self, connection):
-        pass
-
-
-@pytest.mark.fault("D7")
-@pytest.mark.parametrize("state", ["failed", "open"])
-@run_by(in_loop)
-async def test_a_pooled_connection_with_an_open_or_failed_transaction_is_refused(
-    broker, bank, state
-):
-    with psycopg.connect(conninfo(bank.url)) as connection:
-        async with on_scene(broker, bank) as scene:
-            manager = manager_of(scene, Careless(connection))
-
-            def function(session, order):
-                session.execute(order.taken())
-
-            async with manager:
-                transfer = transferring(scene, manager, function)
-                connection.execute("INSERT INTO credit VALUES ('nobody''s', 1)")
-                if state == "failed":
-                    with pytest.raises(psycopg.errors.UniqueViolation):
-                        connection.execute("INSERT INTO credit VALUES ('nobody''s', 1)")
-                with pytest.raises(DatabaseFailed):
-                    await transfer(Order("t-1"))
-            connection.rollback()
-            assert bank.fence == {}
-            scene.agree()
-
-
-@pytest.mark.fault("D7")
-@run_by(in_loop)
-async def test_an_engine_connection_in_a_failed_transaction_is_refused(broker, bank):
-    """With a pool that resets nothing."""
-    engine = create_engine(bank.url, poolclass=StaticPool, pool_reset_on_return=None)
-    async with on_scene(broker, bank) as scene:
-        manager = manager_of(scene, engine)
-
-        def function(session, order):
-            session.execute(text(order.written(manager.current().xid)))
-            session.execute(text(order.taken()))
-
-        async with manager:
-            transfer = transferring(scene, manager, function)
-            raw = engine.raw_connection()
-            raw.cursor().execute("INSERT INTO credit VALUES ('nobody''s', 1)")
-            with pytest.raises(psycopg.errors.UniqueViolation):
-                raw.cursor().execute("INSERT INTO credit VALUES ('nobody''s', 1)")
-            raw.close()
-            with pytest.raises(Exception, match="already in a transaction"):
-                await transfer(Order("t-1"))
-            assert bank.fence == {}
-            outcome = await transfer(Order("t-2"))
-            assert outcome.state is COMMITTED_STATE
-            assert set(bank.debits) == {"t-2"}
-            scene.agree()
-    engine.dispose()
 
 
 @pytest.mark.fault("D8")

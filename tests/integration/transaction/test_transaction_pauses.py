@@ -14,6 +14,7 @@ import pytest
 from tests.integration.transaction.crash_bank import COMMITTED, ROLLED_BACK
 from tests.integration.transaction.crash_stage import another, on_scene, plan, soak, soaked, wires
 from tests.integration.transaction.crash_teller import INSIDE_1, INSIDE_2
+from tests.running import in_loop, run_by
 
 KINDS = ["postgres", "postgres-async", "sqlite"]
 MODEST = 1
@@ -37,8 +38,8 @@ async def awake(tellers):
     return tellers.said
 
 
-async def naps(scene, tellers, kind, point, meanwhile, afterwards):
-    async with wires(scene) as ways, another(scene):
+async def naps(broker, bank, tellers, kind, point, meanwhile, afterwards):
+    async with on_scene(broker, bank) as scene, wires(scene) as ways, another(scene):
         for number in range(soak(MODEST, 20)):
             target = f"t-{number}"
             xid = await asleep(scene, tellers, kind, ways, point, target)
@@ -52,7 +53,8 @@ async def naps(scene, tellers, kind, point, meanwhile, afterwards):
 @pytest.mark.fault("P8")
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", soaked(KINDS[:1], KINDS[1:]))
-def test_a_producer_paused_before_its_fence_cannot_commit(
+@run_by(in_loop)
+async def test_a_producer_paused_before_its_fence_cannot_commit(
     broker_that_parks, bank_for, tellers, kind
 ):
     async def decided(scene, xid):
@@ -64,14 +66,8 @@ def test_a_producer_paused_before_its_fence_cannot_commit(
         assert scene.bank.fence[xid] == ROLLED_BACK
         assert target not in scene.bank.debits
 
-    bank = bank_for(kind)
-
-    async def story():
-        async with on_scene(broker_that_parks, bank) as scene:
-            # The local transaction is called, and has not begun.
-            await naps(scene, tellers, kind, "5", decided, refused)
-
-    asyncio.run(story())
+    # The local transaction is called, and has not begun.
+    await naps(broker_that_parks, bank_for(kind), tellers, kind, "5", decided, refused)
 
 
 @pytest.mark.fault("P8")
@@ -88,7 +84,8 @@ def test_a_producer_paused_before_its_fence_cannot_commit(
         ],
     ),
 )
-def test_a_producer_paused_behind_its_fence_commits_even_a_parked_transaction(
+@run_by(in_loop)
+async def test_a_producer_paused_behind_its_fence_commits_even_a_parked_transaction(
     broker_that_parks, bank_for, tellers, kind, point
 ):
     async def parked(scene, xid):
@@ -100,19 +97,14 @@ def test_a_producer_paused_behind_its_fence_commits_even_a_parked_transaction(
         assert scene.bank.fence[xid] == COMMITTED
         assert scene.bank.debits[target] == xid
 
-    bank = bank_for(kind)
-
-    async def story():
-        async with on_scene(broker_that_parks, bank) as scene:
-            await naps(scene, tellers, kind, point, parked, committed)
-
-    asyncio.run(story())
+    await naps(broker_that_parks, bank_for(kind), tellers, kind, point, parked, committed)
 
 
 @pytest.mark.fault("P8")
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", soaked(["postgres"], ["postgres-async", "sqlite"]))
-def test_another_member_answers_for_a_producer_paused_after_its_commit(
+@run_by(in_loop)
+async def test_another_member_answers_for_a_producer_paused_after_its_commit(
     broker_that_parks, bank_for, tellers, kind
 ):
     async def decided(scene, xid):
@@ -122,19 +114,14 @@ def test_another_member_answers_for_a_producer_paused_after_its_commit(
     def committed(scene, target, xid, said):
         assert said == {"id": target, "state": "COMMITTED", "acknowledged": True}
 
-    bank = bank_for(kind)
-
-    async def story():
-        async with on_scene(broker_that_parks, bank) as scene:
-            await naps(scene, tellers, kind, "6", decided, committed)
-
-    asyncio.run(story())
+    await naps(broker_that_parks, bank_for(kind), tellers, kind, "6", decided, committed)
 
 
 @pytest.mark.fault("P8")
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", soaked(["postgres-async"], ["postgres"]))
-def test_a_producer_paused_at_random_points_agrees_with_the_checks(
+@run_by(in_loop)
+async def test_a_producer_paused_at_random_points_agrees_with_the_checks(
     broker_in_haste, bank_for, tellers, kind
 ):
     bank, chance, tally = bank_for(kind), random.Random(), Counter()
@@ -151,18 +138,15 @@ def test_a_producer_paused_at_random_points_agrees_with_the_checks(
         assert len(said) == AT_ONCE + 1
         tally.update(each.get("raised") or each["state"] for each in said)
 
-    async def story():
-        async with on_scene(broker_in_haste, bank) as scene:
-            async with wires(scene) as ways, another(scene, check_wait=0.02) as stays:
-                for number in range(days):
-                    await day(scene, ways, number)
-                await scene.until_settled()
-                assert stays.tally.conflicts == 0
-            scene.agree()
-            assert set(tally) <= {"naps", "COMMITTED", "RolledBackByCheck"}, tally
-            assert len(bank.debits) == tally["COMMITTED"]
-            if days > MODEST:  # One day may be a bad one.
-                assert min(tally["COMMITTED"], tally["RolledBackByCheck"]) > days, tally
-            print(f"{kind}: {dict(tally)}")
-
-    asyncio.run(story())
+    async with on_scene(broker_in_haste, bank) as scene:
+        async with wires(scene) as ways, another(scene, check_wait=0.02) as stays:
+            for number in range(days):
+                await day(scene, ways, number)
+            await scene.until_settled()
+            assert stays.tally.conflicts == 0
+        scene.agree()
+        assert set(tally) <= {"naps", "COMMITTED", "RolledBackByCheck"}, tally
+        assert len(bank.debits) == tally["COMMITTED"]
+        if days > MODEST:  # One day may be a bad one.
+            assert min(tally["COMMITTED"], tally["RolledBackByCheck"]) > days, tally
+        print(f"{kind}: {dict(tally)}")

@@ -10,12 +10,11 @@ import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from tests.integration.transaction.crash_stage import soak
-from tests.integration.xa.xa_stage import GROUP, OPENING, now_ms, order_of
+from tests.integration.xa.xa_stage import COMMIT, GROUP, OPENING, attended, now_ms, order_of
+from tests.running import in_loop, run_by
 from tests.servers.databases import conninfo
 from txmq.transaction.resources import XAResource
-from txmq.transaction.state import LocalTransactionState
 
-COMMIT = LocalTransactionState.COMMIT
 COMMITTED = 1
 
 
@@ -91,13 +90,10 @@ async def counted(banks, kind, is_attended):
         await here.open()
     resource = XAResource(here.sources, recover_interval=3600.0)
     await resource.verify()
-    attending = asyncio.ensure_future(resource.attend()) if is_attended else None
     try:
-        yield resource, here
+        async with attended(resource) if is_attended else contextlib.nullcontext():
+            yield resource, here
     finally:
-        if attending is not None:
-            attending.cancel()
-            await asyncio.gather(attending, return_exceptions=True)
         resource.close()
         await here.close()
 
@@ -122,54 +118,51 @@ async def until_returned(here):
 
 @pytest.mark.parametrize("how", ["kept", "not kept", "refused"])
 @pytest.mark.parametrize("kind", ["alchemy", "psycopg-pool"])
-def test_cancelling_at_any_await_leaves_both_banks_alike_and_no_connection_out(banks, kind, how):
+@run_by(in_loop)
+async def test_cancelling_at_any_await_leaves_both_banks_alike_and_no_connection_out(
+    banks, kind, how
+):
     every = soak(3, 1)
+    async with counted(banks, kind, how == "kept") as (resource, here):
+        for at in itertools.count(1, every):
+            xid = f"x-{at}"
+            cut = Cut(transfer(resource, xid, how), at)
 
-    async def story():
-        async with counted(banks, kind, how == "kept") as (resource, here):
-            for at in itertools.count(1, every):
-                xid = f"x-{at}"
-                cut = Cut(transfer(resource, xid, how), at)
+            async def cancelled(cut=cut):
+                await cut
 
-                async def cancelled(cut=cut):
-                    await cut
-
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.create_task(cancelled())
-                if how == "kept" and banks.fence.get(xid) == COMMITTED:
-                    await resource.confirm(xid, COMMIT)  # As its manager does.
-                await resource.recover(0.0)
-                try:
-                    await until_returned(here)
-                except TimeoutError:
-                    pytest.fail(f"cancelled at {at}: {here.out()} are not given back")
-                assert not banks.prepared, at
-                if cut.count < at:
-                    break  # It ended before this point.
-
-    asyncio.run(story())
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.create_task(cancelled())
+            if how == "kept" and banks.fence.get(xid) == COMMITTED:
+                await resource.confirm(xid, COMMIT)  # As its manager does.
+            await resource.recover(0.0)
+            try:
+                await until_returned(here)
+            except TimeoutError:
+                pytest.fail(f"cancelled at {at}: {here.out()} are not given back")
+            assert not banks.prepared, at
+            if cut.count < at:
+                break  # It ended before this point.
     moved = list(banks.fence.values()).count(COMMITTED)
     assert banks.balances == {"icbc": OPENING - moved, "ccb": OPENING + moved}
     banks.see_nothing_left()
 
 
 @pytest.mark.parametrize("kind", ["alchemy", "psycopg-pool"])
-def test_a_cancelled_confirmation_returns_its_connections(banks, kind):
-    async def story():
-        async with counted(banks, kind, True) as (resource, here):
-            await asyncio.sleep(0)
-            local = resource.local("x-1", GROUP, now_ms())
-            async with local as sessions:
-                await order_of(1)(sessions)
-            async with asyncio.timeout(5):
-                while here.out() != [1, 1]:  # A first recovery looks.
-                    await asyncio.sleep(0.01)
-            confirming = asyncio.create_task(resource.confirm("x-1", local.state))
-            await asyncio.sleep(0)
-            confirming.cancel()
-            await asyncio.gather(confirming, return_exceptions=True)
-            await until_returned(here)
-            await resource.recover()
-
-    asyncio.run(story())
+@run_by(in_loop)
+async def test_a_cancelled_confirmation_returns_its_connections(banks, kind):
+    async with counted(banks, kind, True) as (resource, here):
+        await asyncio.sleep(0)
+        local = resource.local("x-1", GROUP, now_ms())
+        async with local as sessions:
+            await order_of(1)(sessions)
+        async with asyncio.timeout(5):
+            while here.out() != [1, 1]:  # A first recovery looks.
+                await asyncio.sleep(0.01)
+        confirming = asyncio.create_task(resource.confirm("x-1", local.state))
+        await asyncio.sleep(0)
+        confirming.cancel()
+        await asyncio.gather(confirming, return_exceptions=True)
+        await until_returned(here)
+        await resource.recover()
     banks.see_nothing_left()

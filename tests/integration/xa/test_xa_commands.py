@@ -12,14 +12,13 @@ import threading
 import pytest
 from typer.testing import CliRunner
 
-from tests.integration.xa.xa_stage import GROUP, OPENING, now_ms, order_of, run
+from tests.integration.xa.xa_stage import MOVED, STILL, booked
 from tests.integration.xa.xa_wire import Line, spelled
+from tests.running import in_loop, run_by
 from tests.servers.serving import environment
 from txmq.cli.root import app
 from txmq.transaction.resources.two_phase import gid_of
 
-MOVED = {"icbc": OPENING - 100, "ccb": OPENING + 100}
-STILL = {"icbc": OPENING, "ccb": OPENING}
 LINE_SECONDS = 30
 
 
@@ -32,7 +31,7 @@ def txmq(command, banks, *words, urls=None):
 async def decided(banks, xid):
     """Decide a commit that neither bank has carried out yet."""
     async with banks.service() as resource:
-        await run(resource, resource.local(xid, GROUP, now_ms()), order_of(100))
+        await booked(resource, xid)
 
 
 async def undecided(banks, xid):
@@ -165,27 +164,25 @@ class Watching:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_recover_watch_survives_a_database_that_goes_down_and_comes_back(banks, number):
-    async def story():
-        async with Line(banks["ccb"].url) as line:
-            urls = {"icbc": banks["icbc"].url, "ccb": banks["ccb"].url.set(port=line.port)}
-            watching = Watching([f"{name}={spelled(url)}" for name, url in urls.items()])
-            try:
-                await undecided(banks, "x-1")
-                await watching.until("2 rolled back")
-                await line.down()
-                await watching.until("ccb did not answer")
-                await undecided(banks, "x-2")
-                await watching.until("1 rolled back")
-                await line.up()
-                await watching.until("1 rolled back")
-                return await asyncio.to_thread(watching.stop, number)
-            finally:
-                if watching.process.poll() is None:
-                    os.kill(watching.process.pid, signal.SIGKILL)
-                    watching.process.wait()
-
-    assert asyncio.run(story()) == 0
+@run_by(in_loop)
+async def test_recover_watch_survives_a_database_that_goes_down_and_comes_back(banks, number):
+    async with Line(banks["ccb"].url) as line:
+        urls = {"icbc": banks["icbc"].url, "ccb": banks["ccb"].url.set(port=line.port)}
+        watching = Watching([f"{name}={spelled(url)}" for name, url in urls.items()])
+        try:
+            await undecided(banks, "x-1")
+            await watching.until("2 rolled back")
+            await line.down()
+            await watching.until("ccb did not answer")
+            await undecided(banks, "x-2")
+            await watching.until("1 rolled back")
+            await line.up()
+            await watching.until("1 rolled back")
+            assert await asyncio.to_thread(watching.stop, number) == 0
+        finally:
+            if watching.process.poll() is None:
+                os.kill(watching.process.pid, signal.SIGKILL)
+                watching.process.wait()
     banks.see_nothing_left()
 
 

@@ -6,17 +6,26 @@ import contextlib
 import pytest
 
 from tests.integration.transaction.crash_stage import soaked
-from tests.integration.xa.xa_stage import GROUP, OPENING, now_ms, order_of, run, said
+from tests.integration.xa.xa_stage import (
+    COMMIT,
+    GROUP,
+    MOVED,
+    OPENING,
+    ROLLBACK,
+    STILL,
+    UNKNOWN,
+    booked,
+    now_ms,
+    order_of,
+    run,
+    said,
+    until,
+)
 from tests.integration.xa.xa_wire import REPLY, REQUEST, Line
 from tests.running import in_loop, run_by
 from txmq.errors import CommittedBefore, DatabaseFailed, RolledBackByCheck
 from txmq.transaction.resources.two_phase import gid_of
-from txmq.transaction.state import LocalTransactionState
 
-COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
-UNKNOWN = LocalTransactionState.UNKNOWN
-STILL = {"icbc": OPENING, "ccb": OPENING}
-MOVED = {"icbc": OPENING - 100, "ccb": OPENING + 100}
 MARK = b"balance - 100", b"balance + 100"
 PREPARE = (b"PREPARE TRANSACTION", b"PREPARE TRANSACTION\0")
 CLAIM = (b"COMMIT\0", b"COMMIT\0")
@@ -72,7 +81,8 @@ async def until_settled(resource, banks):
     ],
     ids=["prepare-1", "prepare-2", "claim", "commit-1", "commit-2"],
 )
-def test_both_banks_follow_the_reported_outcome_when_a_connection_breaks(
+@run_by(in_loop)
+async def test_both_banks_follow_the_reported_outcome_when_a_connection_breaks(
     banks, bank, words, told, side, how
 ):
     kind = KINDS_CUT[(len(bank) + len(words[0]) + len(side)) % len(KINDS_CUT)]
@@ -81,107 +91,90 @@ def test_both_banks_follow_the_reported_outcome_when_a_connection_breaks(
         # The server ends the session itself; the line is cut as it does so.
         await asyncio.to_thread(banks[bank].order, CUT + "datname = current_database()")
 
-    async def story():
-        async with lines(banks) as through, banks.service() as other:
-            cut_off = over(banks, through)
-            async with banks.service(kind, urls=cut_off, confirm_timeout=2.0) as resource:
-                act = end_the_backend if how == "terminated" else None
-                mark = MARK[0] if bank == "icbc" else MARK[1]
-                # The second phase of a resource without a manager has connections of its own.
-                through[bank].wait_for(words, side, b"" if words is COMMIT_PREPARED else mark, act)
-                local = resource.local("x-1", GROUP, now_ms())
-                with contextlib.suppress(Exception):
-                    await run(resource, local, order_of(100))
-                assert local.state is told[side]
-                with contextlib.suppress(DatabaseFailed):
-                    await resource.confirm("x-1", local.state)
-            if local.state is not UNKNOWN:
-                assert banks.balances == (MOVED if local.state is COMMIT else STILL)
-            await until_settled(other, banks)
-            is_in = local.state is COMMIT or (words is CLAIM and side is REPLY)
-            truth = COMMIT if is_in else ROLLBACK
-            assert await other.check("x-1", GROUP, now_ms()) is truth
-            return truth
-
     assert banks.balances == STILL
-    truth = asyncio.run(story())
+    async with lines(banks) as through, banks.service() as other:
+        cut_off = over(banks, through)
+        async with banks.service(kind, urls=cut_off, confirm_timeout=2.0) as resource:
+            act = end_the_backend if how == "terminated" else None
+            mark = MARK[0] if bank == "icbc" else MARK[1]
+            # The second phase of a resource without a manager has connections of its own.
+            through[bank].wait_for(words, side, b"" if words is COMMIT_PREPARED else mark, act)
+            local = resource.local("x-1", GROUP, now_ms())
+            with contextlib.suppress(Exception):
+                await run(resource, local, order_of(100))
+            assert local.state is told[side]
+            with contextlib.suppress(DatabaseFailed):
+                await resource.confirm("x-1", local.state)
+        if local.state is not UNKNOWN:
+            assert banks.balances == (MOVED if local.state is COMMIT else STILL)
+        await until_settled(other, banks)
+        is_in = local.state is COMMIT or (words is CLAIM and side is REPLY)
+        truth = COMMIT if is_in else ROLLBACK
+        assert await other.check("x-1", GROUP, now_ms()) is truth
     assert banks.balances == (MOVED if truth is COMMIT else STILL)
     banks.see_nothing_left()
 
 
-def test_a_database_down_in_the_second_phase_catches_up_when_it_is_back(banks):
-    async def story():
-        async with lines(banks) as through:
-            options = {"confirm_timeout": 0.5, "recover_interval": 0.1}
-            async with banks.service(urls=over(banks, through), **options) as resource:
-                attending = asyncio.create_task(resource.attend())
-                local = resource.local("x-1", GROUP, now_ms())
-                await run(resource, local, order_of(100))
-                await through["ccb"].down()
-                with pytest.raises(DatabaseFailed, match="(?s)decided, commit.*ccb"):
-                    await resource.confirm("x-1", local.state)
-                assert banks.balances == {"icbc": OPENING - 100, "ccb": OPENING}
-                await through["ccb"].up()
-                async with asyncio.timeout(20):
-                    while banks.prepared:
-                        await asyncio.sleep(0.02)
-                attending.cancel()
-                await asyncio.gather(attending, return_exceptions=True)
-
-    asyncio.run(story())
-    assert banks.balances == MOVED
-    banks.see_nothing_left()
-
-
-def test_a_confirmation_is_retried_until_the_database_is_back(banks):
-    async def story():
-        async with over_lines(banks, confirm_timeout=20) as (through, resource):
-            local = resource.local("x-1", GROUP, now_ms())
-            await run(resource, local, order_of(100))
+@run_by(in_loop)
+async def test_a_database_down_in_the_second_phase_catches_up_when_it_is_back(banks):
+    async with lines(banks) as through:
+        options = {"confirm_timeout": 0.5, "recover_interval": 0.1}
+        async with banks.service(
+            urls=over(banks, through), **options, is_attended=True
+        ) as resource:
+            local = await booked(resource)
             await through["ccb"].down()
-            confirming = asyncio.create_task(resource.confirm("x-1", local.state))
-            while banks["icbc"].prepared:
-                await asyncio.sleep(0.02)
-            assert not confirming.done()
+            with pytest.raises(DatabaseFailed, match="(?s)decided, commit.*ccb"):
+                await resource.confirm("x-1", local.state)
+            assert banks.balances == {"icbc": OPENING - 100, "ccb": OPENING}
             await through["ccb"].up()
-            await confirming
-
-    asyncio.run(story())
+            await until(lambda: not banks.prepared)
     assert banks.balances == MOVED
     banks.see_nothing_left()
 
 
-def test_recovery_finishes_the_other_databases_while_one_is_down(banks):
-    async def story():
-        async with over_lines(banks, confirm_timeout=2) as (through, resource):
-            await run(resource, resource.local("x-1", GROUP, now_ms()), order_of(100))
-            await through["ccb"].down()
-            found = await resource.recover()
-            assert (found.committed, found.silent, found.is_complete) == (1, ("ccb",), False)
-            with pytest.raises(DatabaseFailed, match="ccb"):
-                await resource.clean(86_400 * 30)
-            await through["ccb"].up()
-            assert (await resource.recover()).committed == 1
-
-    asyncio.run(story())
+@run_by(in_loop)
+async def test_a_confirmation_is_retried_until_the_database_is_back(banks):
+    async with over_lines(banks, confirm_timeout=20) as (through, resource):
+        local = await booked(resource)
+        await through["ccb"].down()
+        confirming = asyncio.create_task(resource.confirm("x-1", local.state))
+        while banks["icbc"].prepared:
+            await asyncio.sleep(0.02)
+        assert not confirming.done()
+        await through["ccb"].up()
+        await confirming
     assert banks.balances == MOVED
     banks.see_nothing_left()
 
 
-def test_a_check_does_not_wait_for_a_database_that_never_answers(banks):
-    async def story():
-        async with lines(banks) as through, banks.service() as dead:
-            async with banks.service("psycopg-async", urls=over(banks, through)) as resource:
-                await run(dead, dead.local("x-1", GROUP, now_ms()), order_of(100))
-                asleep = asyncio.Event()
-                through["ccb"].wait_for((b"SELECT", b""), REQUEST, act=asleep.wait)
-                async with asyncio.timeout(8):
-                    assert await resource.check("x-1", GROUP, now_ms()) is COMMIT
-                asleep.set()
-                assert banks["icbc"].balance == OPENING - 100
-            await until_settled(dead, banks)
+@run_by(in_loop)
+async def test_recovery_finishes_the_other_databases_while_one_is_down(banks):
+    async with over_lines(banks, confirm_timeout=2) as (through, resource):
+        await booked(resource)
+        await through["ccb"].down()
+        found = await resource.recover()
+        assert (found.committed, found.silent, found.is_complete) == (1, ("ccb",), False)
+        with pytest.raises(DatabaseFailed, match="ccb"):
+            await resource.clean(86_400 * 30)
+        await through["ccb"].up()
+        assert (await resource.recover()).committed == 1
+    assert banks.balances == MOVED
+    banks.see_nothing_left()
 
-    asyncio.run(story())
+
+@run_by(in_loop)
+async def test_a_check_does_not_wait_for_a_database_that_never_answers(banks):
+    async with lines(banks) as through, banks.service() as dead:
+        async with banks.service("psycopg-async", urls=over(banks, through)) as resource:
+            await booked(dead)
+            asleep = asyncio.Event()
+            through["ccb"].wait_for((b"SELECT", b""), REQUEST, act=asleep.wait)
+            async with asyncio.timeout(8):
+                assert await resource.check("x-1", GROUP, now_ms()) is COMMIT
+            asleep.set()
+            assert banks["icbc"].balance == OPENING - 100
+        await until_settled(dead, banks)
     assert banks.balances == MOVED
 
 
@@ -189,7 +182,7 @@ def test_a_check_does_not_wait_for_a_database_that_never_answers(banks):
 async def test_opening_a_resource_ends_leftover_branches_to_make_room(banks):
     """Otherwise no manager could open, so none could recover."""
     async with banks.service() as dead:
-        await run(dead, dead.local("x-1", GROUP, now_ms()), order_of(100))
+        await booked(dead)
         room = int(banks["ccb"].order("SHOW max_prepared_transactions")[0][0])
         everywhere = "SELECT count(*) FROM pg_prepared_xacts"
         for number in range(room - banks["ccb"].order(everywhere)[0][0]):
@@ -198,81 +191,57 @@ async def test_opening_a_resource_ends_leftover_branches_to_make_room(banks):
             assert banks.balances == MOVED
 
 
-def test_a_transaction_that_cannot_be_undone_is_not_retried(banks):
-    async def story():
-        async with over_lines(banks) as (through, resource):
-            local = resource.local("x-1", GROUP, now_ms())
+@run_by(in_loop)
+async def test_a_transaction_that_cannot_be_undone_is_not_retried(banks):
+    async with over_lines(banks) as (through, resource):
+        local = resource.local("x-1", GROUP, now_ms())
 
-            async def work(sessions):
-                for session in sessions.values():
-                    await said(session, "SET TRANSACTION ISOLATION LEVEL SERIALIZABLE")
-                    await said(session, "SELECT balance FROM account")
-                await order_of(100)(sessions)
-                # The second bank will refuse, and the first is gone by then.
-                through["ccb"].wait_for((b"PREPARE TRANSACTION", b""), REQUEST, act=gone)
+        async def work(sessions):
+            for session in sessions.values():
+                await said(session, "SET TRANSACTION ISOLATION LEVEL SERIALIZABLE")
+                await said(session, "SELECT balance FROM account")
+            await order_of(100)(sessions)
+            # The second bank will refuse, and the first is gone by then.
+            through["ccb"].wait_for((b"PREPARE TRANSACTION", b""), REQUEST, act=gone)
 
-            async def gone():
-                await through["icbc"].down()
+        async def gone():
+            await through["icbc"].down()
 
-            with pytest.raises(DatabaseFailed, match="left prepared for now in icbc") as caught:
-                await run(resource, local, work)
-            assert local.state is ROLLBACK
-            assert not resource.may_retry(caught.value)
-            assert len(banks["icbc"].prepared) == 1
-            await through["icbc"].up()
-            await resource.confirm("x-1", local.state)
-
-    asyncio.run(story())
+        with pytest.raises(DatabaseFailed, match="left prepared for now in icbc") as caught:
+            await run(resource, local, work)
+        assert local.state is ROLLBACK
+        assert not resource.may_retry(caught.value)
+        assert len(banks["icbc"].prepared) == 1
+        await through["icbc"].up()
+        await resource.confirm("x-1", local.state)
     assert banks.balances == STILL
     banks.see_nothing_left()
 
 
-def test_a_second_run_of_a_committed_id_undoes_its_prepared_branches(banks):
+@run_by(in_loop)
+async def test_a_second_run_of_a_committed_id_undoes_its_prepared_branches(banks):
     """Two run at the same time under one id: one of them books, once."""
+    async with banks.service() as first_service, banks.service() as second_service:
+        second = second_service.local("x-1", GROUP, now_ms())
 
-    async def story():
-        async with banks.service() as first_service, banks.service() as second_service:
-            second = second_service.local("x-1", GROUP, now_ms())
+        async def work(sessions):
+            await booked(first_service)
+            await first_service.confirm("x-1", COMMIT)
+            await order_of(100)(sessions)
 
-            async def work(sessions):
-                await run(first_service, first_service.local("x-1", GROUP, now_ms()), order_of(100))
-                await first_service.confirm("x-1", COMMIT)
-                await order_of(100)(sessions)
-
-            with pytest.raises(CommittedBefore):
-                await run(second_service, second, work)
-            assert second.state is COMMIT
-            await second_service.confirm("x-1", second.state)
-
-    asyncio.run(story())
+        with pytest.raises(CommittedBefore):
+            await run(second_service, second, work)
+        assert second.state is COMMIT
+        await second_service.confirm("x-1", second.state)
     assert banks.balances == MOVED
     banks.see_nothing_left()
 
 
+@pytest.mark.parametrize("xid", ["it's odd", "x" * 200], ids=["with a quote", "too long"])
 @run_by(in_loop)
-async def test_a_check_of_an_id_invalid_as_a_branch_name_rolls_back(banks):
+async def test_a_check_of_an_id_invalid_as_a_branch_name_rolls_back(banks, xid):
     async with banks.service() as resource:
-        assert await resource.check("it's odd", GROUP, now_ms()) is ROLLBACK
-
-
-@pytest.mark.parametrize("kind", ["alchemy-async", "psycopg-pool-async"])
-def test_cancelling_at_any_moment_leaves_both_banks_consistent(banks, kind):
-    async def story():
-        async with banks.service(kind) as resource:
-            for number in range(12):
-                xid = f"x-{number}"
-                local = resource.local(xid, GROUP, now_ms())
-                running = asyncio.create_task(run(resource, local, order_of(1)))
-                await asyncio.sleep(number * 0.002)
-                running.cancel()
-                with contextlib.suppress(asyncio.CancelledError, Exception):
-                    await running
-            await until_settled(resource, banks)
-            return list(banks.fence.values()).count(1)
-
-    moved = asyncio.run(story())
-    assert banks.balances == {"icbc": OPENING - moved, "ccb": OPENING + moved}
-    banks.see_nothing_left()
+        assert await resource.check(xid, GROUP, now_ms()) is ROLLBACK
 
 
 def contents(bank):
@@ -282,35 +251,33 @@ def contents(bank):
     )
 
 
-def test_foreign_prepared_transactions_are_never_touched(banks):
-    async def story():
-        async with banks.service() as resource:
-            identity = resource.identity
-            for name, bank in banks.banks.items():
-                # A name is unique in a server, across its databases.
-                for number, gid in enumerate([
-                    f"somebody in {name}",
-                    f"txmq:{name}",
-                    gid_of("x-1", name, "another-fence"),
-                    gid_of("x-1", f"not-{name}", identity),
-                    f"only {bank.url.database}",
-                ]):  # fmt: skip
-                    work = f"CREATE TABLE t_{number} (x INT)"
-                    bank.alone(f"BEGIN; {work}; PREPARE TRANSACTION '{gid}'")
-            # Its name is one of ours, but it is in the database of the other bank.
-            banks["icbc"].alone(f"BEGIN; PREPARE TRANSACTION '{gid_of('x-9', 'ccb', identity)}'")
-            before = {name: contents(bank) for name, bank in banks.banks.items()}
-            for xid in ("x-1", "x-2"):
-                with contextlib.suppress(RolledBackByCheck):
-                    await run(resource, resource.local(xid, GROUP, now_ms()), order_of(50))
-                await resource.confirm(xid, COMMIT)
-            assert await resource.check("x-1", GROUP, now_ms()) is COMMIT
-            for xid in ("x-3", "x-9"):
-                assert await resource.check(xid, GROUP, now_ms()) is ROLLBACK
-            await resource.confirm("x-3", ROLLBACK)
-            await resource.recover(0.0)
-            await resource.verify()
-            assert {name: contents(bank) for name, bank in banks.banks.items()} == before
-
-    asyncio.run(story())
+@run_by(in_loop)
+async def test_foreign_prepared_transactions_are_never_touched(banks):
+    async with banks.service() as resource:
+        identity = resource.identity
+        for name, bank in banks.banks.items():
+            # A name is unique in a server, across its databases.
+            for number, gid in enumerate([
+                f"somebody in {name}",
+                f"txmq:{name}",
+                gid_of("x-1", name, "another-fence"),
+                gid_of("x-1", f"not-{name}", identity),
+                f"only {bank.url.database}",
+            ]):  # fmt: skip
+                work = f"CREATE TABLE t_{number} (x INT)"
+                bank.alone(f"BEGIN; {work}; PREPARE TRANSACTION '{gid}'")
+        # Its name is one of ours, but it is in the database of the other bank.
+        banks["icbc"].alone(f"BEGIN; PREPARE TRANSACTION '{gid_of('x-9', 'ccb', identity)}'")
+        before = {name: contents(bank) for name, bank in banks.banks.items()}
+        for xid in ("x-1", "x-2"):
+            with contextlib.suppress(RolledBackByCheck):
+                await run(resource, resource.local(xid, GROUP, now_ms()), order_of(50))
+            await resource.confirm(xid, COMMIT)
+        assert await resource.check("x-1", GROUP, now_ms()) is COMMIT
+        for xid in ("x-3", "x-9"):
+            assert await resource.check(xid, GROUP, now_ms()) is ROLLBACK
+        await resource.confirm("x-3", ROLLBACK)
+        await resource.recover(0.0)
+        await resource.verify()
+        assert {name: contents(bank) for name, bank in banks.banks.items()} == before
     assert banks.balances == MOVED

@@ -230,7 +230,8 @@ async def test_both_banks_and_the_topic_agree_wherever_a_process_is_killed(
 
 @pytest.mark.fault("P19", "P20", "P21")
 @pytest.mark.slow
-def test_resolve_decides_transactions_over_two_banks(asking_broker, banks, xa_tellers):
+@run_by(in_loop)
+async def test_resolve_decides_transactions_over_two_banks(asking_broker, banks, xa_tellers):
     def resolve(scene):
         named = [
             part
@@ -239,18 +240,15 @@ def test_resolve_decides_transactions_over_two_banks(asking_broker, banks, xa_te
         ]
         return scene.broker.txmq("resolve", scene.group, "--until-empty", *named)
 
-    async def story():
-        async with played(asking_broker, banks, xa_tellers, "plain") as play:
-            # Each needs the rows that the one before has locked.
-            for point in ("branch icbc is prepared", "step 6", "step 8"):
-                await play.die(point)
-                done = await asyncio.to_thread(resolve, play.scene)
-                is_committed = fate(point) == COMMITTED
-                assert (done["committed"], done["rolled_back"]) == (is_committed, not is_committed)
-            await play.scene.until(lambda: not banks.prepared, "nothing to be prepared")
-            play.agree()
-
-    asyncio.run(story())
+    async with played(asking_broker, banks, xa_tellers, "plain") as play:
+        # Each needs the rows that the one before has locked.
+        for point in ("branch icbc is prepared", "step 6", "step 8"):
+            await play.die(point)
+            done = await asyncio.to_thread(resolve, play.scene)
+            is_committed = fate(point) == COMMITTED
+            assert (done["committed"], done["rolled_back"]) == (is_committed, not is_committed)
+        await play.scene.until(lambda: not banks.prepared, "nothing to be prepared")
+        play.agree()
 
 
 async def answered_by_another(play, points, count):

@@ -8,7 +8,8 @@ import psycopg
 import pytest
 from sqlalchemy import create_engine
 
-from tests.integration.xa.xa_stage import GROUP, OPENING, order_of, said
+from tests.integration.xa.xa_stage import GROUP, MOVED, OPENING, STILL, order_of, said
+from tests.running import in_loop, run_by
 from tests.servers.databases import conninfo
 from txmq import Client, Message, TransactionManager, XAResource, blocking
 from txmq.errors import RollBack
@@ -20,8 +21,6 @@ from txmq_broker.testing import BrokerThread, embedded
 
 TOPIC = "transfer"
 COMMITTED, ROLLED_BACK, NOT_KNOWN = TransactionState
-STILL = {"icbc": OPENING, "ccb": OPENING}
-MOVED = {"icbc": OPENING - 100, "ccb": OPENING + 100}
 SOON = BrokerSettings(
     store=StoreSettings(flush="async"),
     transaction=CheckBackSettings(timeout=Duration(0.3), check_interval=Duration(0.2)),
@@ -53,66 +52,60 @@ async def managed(banks, kind="alchemy-async", settings=None, **options):
 
 
 @pytest.mark.parametrize("kind", ["alchemy-async", "psycopg-pool-async", "alchemy"])
-def test_both_banks_are_committed_when_the_call_returns(banks, kind):
-    async def story():
-        async with managed(banks, kind) as (tm, client):
-            if kind == "alchemy":
+@run_by(in_loop)
+async def test_both_banks_are_committed_when_the_call_returns(banks, kind):
+    async with managed(banks, kind) as (tm, client):
+        if kind == "alchemy":
 
-                @tm.transactional(topic=TOPIC)
-                def transfer(sessions, amount):
-                    with contextlib.suppress(StopIteration):
-                        order_of(amount)(sessions).send(None)
-                    return "booked"
-            else:
-
-                @tm.transactional(topic=TOPIC)
-                async def transfer(sessions, amount):
-                    await order_of(amount)(sessions)
-                    return "booked"
-
-            outcome = await transfer(100)
-            assert (outcome.state, outcome.is_acknowledged) == (COMMITTED, True)
-            assert (outcome.result, outcome.problem) == ("booked", None)
-            assert banks.balances == MOVED
-            assert await visible(client) == [b"100"]
-            assert await client.admin.transactions() == []
-
-    asyncio.run(story())
-    banks.see_nothing_left()
-
-
-def test_an_exception_rolls_back_both_banks(banks):
-    async def story():
-        async with managed(banks) as (tm, client):
+            @tm.transactional(topic=TOPIC)
+            def transfer(sessions, amount):
+                with contextlib.suppress(StopIteration):
+                    order_of(amount)(sessions).send(None)
+                return "booked"
+        else:
 
             @tm.transactional(topic=TOPIC)
             async def transfer(sessions, amount):
                 await order_of(amount)(sessions)
-                raise Refusal if amount == 1 else RollBack("not today")
+                return "booked"
 
-            with pytest.raises(Refusal):
-                await transfer(1)
-            assert (await transfer(2)).state is ROLLED_BACK
-            async with asyncio.timeout(8):
-                while await client.admin.transactions():
-                    await asyncio.sleep(0.02)
-            assert await visible(client) == []
+        outcome = await transfer(100)
+        assert (outcome.state, outcome.is_acknowledged) == (COMMITTED, True)
+        assert (outcome.result, outcome.problem) == ("booked", None)
+        assert banks.balances == MOVED
+        assert await visible(client) == [b"100"]
+        assert await client.admin.transactions() == []
+    banks.see_nothing_left()
 
-    asyncio.run(story())
+
+@run_by(in_loop)
+async def test_an_exception_rolls_back_both_banks(banks):
+    async with managed(banks) as (tm, client):
+
+        @tm.transactional(topic=TOPIC)
+        async def transfer(sessions, amount):
+            await order_of(amount)(sessions)
+            raise Refusal if amount == 1 else RollBack("not today")
+
+        with pytest.raises(Refusal):
+            await transfer(1)
+        assert (await transfer(2)).state is ROLLED_BACK
+        async with asyncio.timeout(8):
+            while await client.admin.transactions():
+                await asyncio.sleep(0.02)
+        assert await visible(client) == []
     assert banks.balances == STILL
     banks.see_nothing_left()
 
 
-def test_a_block_commits_both_banks(banks):
-    async def story():
-        async with managed(banks) as (tm, client):
-            async with tm.transaction(TRANSFER) as transaction:
-                await order_of(100)(transaction.session)
-            assert transaction.outcome.state is COMMITTED
-            assert banks.balances == MOVED
-            assert await visible(client) == [b"100"]
-
-    asyncio.run(story())
+@run_by(in_loop)
+async def test_a_block_commits_both_banks(banks):
+    async with managed(banks) as (tm, client):
+        async with tm.transaction(TRANSFER) as transaction:
+            await order_of(100)(transaction.session)
+        assert transaction.outcome.state is COMMITTED
+        assert banks.balances == MOVED
+        assert await visible(client) == [b"100"]
     banks.see_nothing_left()
 
 
@@ -132,26 +125,24 @@ def test_a_blocking_manager_commits_both_banks(banks):
     banks.see_nothing_left()
 
 
-def test_a_serialization_failure_is_retried_under_the_same_transaction_id(banks):
-    async def story():
-        async with managed(banks) as (tm, client):
-            tried = []
+@run_by(in_loop)
+async def test_a_serialization_failure_is_retried_under_the_same_transaction_id(banks):
+    async with managed(banks) as (tm, client):
+        tried = []
 
-            @tm.transactional(topic=TOPIC)
-            async def transfer(sessions, amount):
-                tried.append(tm.current().xid)
-                for session in sessions.values():
-                    await said(session, "SET TRANSACTION ISOLATION LEVEL SERIALIZABLE")
-                    await said(session, "SELECT balance FROM account")
-                if len(tried) == 1:
-                    banks["ccb"].order("UPDATE account SET balance = balance + 1")
-                await order_of(amount)(sessions)
+        @tm.transactional(topic=TOPIC)
+        async def transfer(sessions, amount):
+            tried.append(tm.current().xid)
+            for session in sessions.values():
+                await said(session, "SET TRANSACTION ISOLATION LEVEL SERIALIZABLE")
+                await said(session, "SELECT balance FROM account")
+            if len(tried) == 1:
+                banks["ccb"].order("UPDATE account SET balance = balance + 1")
+            await order_of(amount)(sessions)
 
-            outcome = await transfer(100)
-            assert (outcome.state, len(tried), set(tried)) == (COMMITTED, 2, {outcome.xid})
-            assert len(await visible(client)) == 1
-
-    asyncio.run(story())
+        outcome = await transfer(100)
+        assert (outcome.state, len(tried), set(tried)) == (COMMITTED, 2, {outcome.xid})
+        assert len(await visible(client)) == 1
     assert banks.balances == {"icbc": OPENING - 100, "ccb": OPENING + 101}
     banks.see_nothing_left()
 
@@ -184,19 +175,16 @@ async def opened_after_a_crash(banks):
                 await asyncio.sleep(0.02)
 
 
-def test_the_steps_are_logged_in_order(banks, caplog):
+@run_by(in_loop)
+async def test_the_steps_are_logged_in_order(banks, caplog):
     caplog.set_level(logging.DEBUG, logger="txmq.transaction.story")
+    async with managed(banks, settings=ManagerSettings()) as (tm, _):
 
-    async def story():
-        async with managed(banks, settings=ManagerSettings()) as (tm, _):
+        @tm.transactional(topic=TOPIC)
+        async def transfer(sessions, amount):
+            await order_of(amount)(sessions)
 
-            @tm.transactional(topic=TOPIC)
-            async def transfer(sessions, amount):
-                await order_of(amount)(sessions)
-
-            await transfer(100)
-
-    asyncio.run(story())
+        await transfer(100)
     lines = [entry.getMessage().split(maxsplit=2)[2] for entry in caplog.records]
     known = [entry for entry in lines if "step" in entry]
     assert [entry[5] for entry in known] == [*"123456789"]

@@ -8,12 +8,20 @@ import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from tests.integration.xa.xa_stage import GROUP, OPENING, now_ms, order_of, run
+from tests.integration.xa.xa_stage import (
+    COMMIT,
+    GROUP,
+    OPENING,
+    attended,
+    now_ms,
+    order_of,
+    run,
+    said,
+)
+from tests.running import in_loop, run_by
 from tests.servers.databases import conninfo
 from txmq.transaction.resources import XAResource
-from txmq.transaction.state import LocalTransactionState
 
-COMMIT = LocalTransactionState.COMMIT
 AT_ONCE = 4
 PATIENCE_S = 8.0
 
@@ -46,55 +54,46 @@ async def narrow(banks, kind):
         resource = XAResource(sources)
         stack.callback(resource.close)
         await resource.verify()
-        attending = asyncio.create_task(resource.attend())  # As a manager does.
-        try:
+        async with attended(resource):
             yield resource
-        finally:
-            attending.cancel()
-            await asyncio.gather(attending, return_exceptions=True)
 
 
 @pytest.mark.parametrize("kind", ["alchemy", "alchemy-async", "psycopg-pool", "psycopg-pool-async"])
-def test_one_pooled_connection_is_enough_for_concurrent_transfers_of_one_row(banks, kind):
-    async def story():
-        async with narrow(banks, kind) as resource:
+@run_by(in_loop)
+async def test_one_pooled_connection_is_enough_for_concurrent_transfers_of_one_row(banks, kind):
+    async with narrow(banks, kind) as resource:
 
-            async def one(number):
-                local = resource.local(f"x-{number}", GROUP, now_ms())
-                await run(resource, local, order_of(10))
-                await resource.confirm(f"x-{number}", local.state)
-                return local.state
+        async def one(number):
+            local = resource.local(f"x-{number}", GROUP, now_ms())
+            await run(resource, local, order_of(10))
+            await resource.confirm(f"x-{number}", local.state)
+            return local.state
 
-            async with asyncio.timeout(PATIENCE_S):
-                return await asyncio.gather(*(one(number) for number in range(AT_ONCE)))
-
-    assert asyncio.run(story()) == [COMMIT] * AT_ONCE
+        async with asyncio.timeout(PATIENCE_S):
+            states = await asyncio.gather(*(one(number) for number in range(AT_ONCE)))
+        assert states == [COMMIT] * AT_ONCE
     moved = 10 * AT_ONCE
     assert banks.balances == {"icbc": OPENING - moved, "ccb": OPENING + moved}
     banks.see_nothing_left()
 
 
 @pytest.mark.parametrize("kind", ["alchemy", "alchemy-async", "psycopg-pool", "psycopg-pool-async"])
-def test_a_rollback_needs_no_second_pooled_connection(banks, kind):
-    async def story():
-        async with narrow(banks, kind) as resource:
-
-            async def one(number):
-                local = resource.local(f"x-{number}", GROUP, now_ms())
-                with contextlib.suppress(Exception):
-                    # More than there is: the second bank refuses when the first has prepared.
-                    await run(resource, local, broken)
-                return local.state
-
-            async with asyncio.timeout(PATIENCE_S):
-                await asyncio.gather(*(one(number) for number in range(AT_ONCE)))
-
+@run_by(in_loop)
+async def test_a_rollback_needs_no_second_pooled_connection(banks, kind):
     async def broken(sessions):
         await order_of(10)(sessions)
-        from tests.integration.xa.xa_stage import said
-
         await said(sessions["ccb"], "CREATE TEMPORARY TABLE mine (x INT)")
 
-    asyncio.run(story())
+    async with narrow(banks, kind) as resource:
+
+        async def one(number):
+            local = resource.local(f"x-{number}", GROUP, now_ms())
+            with contextlib.suppress(Exception):
+                # More than there is: the second bank refuses when the first has prepared.
+                await run(resource, local, broken)
+            return local.state
+
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.gather(*(one(number) for number in range(AT_ONCE)))
     assert banks.balances == {"icbc": OPENING, "ccb": OPENING}
     banks.see_nothing_left()

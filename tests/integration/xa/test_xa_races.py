@@ -14,12 +14,10 @@ from collections import Counter
 import pytest
 
 from tests.integration.transaction.crash_stage import soak
-from tests.integration.xa.xa_stage import GROUP, now_ms, run, said
+from tests.integration.xa.xa_stage import COMMIT, GROUP, ROLLBACK, now_ms, run, said
+from tests.running import in_loop, run_by
 from txmq.errors import CommittedBefore, DatabaseFailed, OutcomeUnknown, RolledBackByCheck
-from txmq.transaction.state import LocalTransactionState
 
-COMMIT, ROLLBACK = LocalTransactionState.COMMIT, LocalTransactionState.ROLLBACK
-UNKNOWN = LocalTransactionState.UNKNOWN
 COMMITTED = 1
 LANES = 6
 DELAY_S = 0.02
@@ -85,20 +83,17 @@ class Race:
 
 @pytest.mark.timeout(0 if soak(0, 1) else 120)
 @pytest.mark.parametrize("kind", ["alchemy-async", "psycopg-pool"])
-def test_both_banks_always_commit_the_same_transactions(banks, kind):
+@run_by(in_loop)
+async def test_both_banks_always_commit_the_same_transactions(banks, kind):
     seed = random.randrange(2**32)
     for bank in banks.banks.values():
         bank.order("CREATE TABLE entry (id TEXT PRIMARY KEY)")
 
-    async def story():
-        async with banks.service(kind, check_wait=0.05) as service, banks.service() as other:
-            race = Race(service, other, random.Random(seed))
-            await race.run(soak(150, 3000))
-            while (found := await other.recover(0.0)).left or banks.prepared:
-                assert not found.silent
-            return race
-
-    race = asyncio.run(story())
+    async with banks.service(kind, check_wait=0.05) as service, banks.service() as other:
+        race = Race(service, other, random.Random(seed))
+        await race.run(soak(150, 3000))
+        while (found := await other.recover(0.0)).left or banks.prepared:
+            assert not found.silent
     entries = [
         {xid for (xid,) in bank.order("SELECT id FROM entry")} for bank in banks.banks.values()
     ]

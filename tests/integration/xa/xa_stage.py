@@ -15,8 +15,7 @@ from tests.servers.databases import conninfo
 from txmq.runtime.clock import SystemClock
 from txmq.transaction.resources import XAResource
 from txmq.transaction.resources.schema import create_fence
-
-__all__ = ["GROUP", "KINDS", "Bank", "XAStage", "now_ms", "order_of", "source_of"]
+from txmq.transaction.state import LocalTransactionState
 
 GROUP = "icbc"
 KINDS = [
@@ -30,7 +29,10 @@ KINDS = [
     "psycopg-async",
     "psycopg-autocommit",
 ]
+COMMIT, ROLLBACK, UNKNOWN = LocalTransactionState
 OPENING = 1000
+STILL = {"icbc": OPENING, "ccb": OPENING}
+MOVED = {"icbc": OPENING - 100, "ccb": OPENING + 100}
 STRANGERS = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
     "WHERE datname = current_database() AND pid <> pg_backend_pid()"
@@ -120,8 +122,8 @@ class XAStage:
         return self.banks[name]
 
     @contextlib.asynccontextmanager
-    async def service(self, kind="alchemy-async", *, urls=None, **options):
-        """A resource of one kind, verified."""
+    async def service(self, kind="alchemy-async", *, urls=None, is_attended=False, **options):
+        """A resource of one kind, verified; it recovers by itself if it is attended."""
         options = {"confirm_timeout": 5.0, **options}
         async with contextlib.AsyncExitStack() as stack:
             sources = {
@@ -131,6 +133,8 @@ class XAStage:
             resource = XAResource(sources, **options)
             stack.callback(resource.close)
             await resource.verify()
+            if is_attended:
+                await stack.enter_async_context(attended(resource))
             yield resource
 
     @property
@@ -149,6 +153,18 @@ class XAStage:
         """No prepared transaction, no lock."""
         assert self.prepared == []
         assert [bank.locks for bank in self.banks.values()] == [[], []]
+
+
+@contextlib.asynccontextmanager
+async def attended(resource):
+    """As a manager does with its resource while it is open."""
+    attending = asyncio.ensure_future(resource.attend())
+    await asyncio.sleep(0)
+    try:
+        yield
+    finally:
+        attending.cancel()
+        await asyncio.gather(attending, return_exceptions=True)
 
 
 def order_of(amount):
@@ -185,3 +201,16 @@ async def run(resource, local, work):
 
 def now_ms():
     return SystemClock().wall_ms()
+
+
+async def booked(resource, xid="x-1"):
+    """A transaction over 100, which is decided and not confirmed."""
+    local = resource.local(xid, GROUP, now_ms())
+    await run(resource, local, order_of(100))
+    return local
+
+
+async def until(what):
+    async with asyncio.timeout(20):
+        while not what():
+            await asyncio.sleep(0.01)

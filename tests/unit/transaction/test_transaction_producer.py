@@ -581,6 +581,14 @@ async def test_a_closing_producer_refuses_new_transactions(stage):
 
 
 @staged()
+async def test_deciding_with_a_closed_producer_is_refused(stage):
+    half = await stage.producer.prepare(message())
+    await stage.producer.__aexit__(None, None, None)
+    with pytest.raises(UsageError):
+        await stage.producer.decide(half, COMMIT)
+
+
+@staged()
 async def test_a_closed_producer_can_be_opened_again_but_not_twice_at_once(stage):
     with pytest.raises(UsageError, match="open already"):
         await stage.producer.__aenter__()

@@ -27,6 +27,8 @@ from examples.bank_transfer.databases import Opening, async_engine, create_books
 from examples.bank_transfer.orders import DAY_MAX, Advice, Order, Outcome, Reason, Refused
 from tests.integration.bank.books_stage import DAY_MS, NOON_MS, Books, sqlite_in
 
+pytestmark = pytest.mark.slow
+
 MANY = settings().max_examples
 HOUR_MS = 3_600_000
 OPENED = {

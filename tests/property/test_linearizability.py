@@ -216,6 +216,7 @@ def test_a_possible_history_is_not_refused(case):
     assert contradiction("t1 of bank", history(*POSSIBLE[case])) is None
 
 
+@pytest.mark.slow
 def test_a_report_shows_only_the_contradicting_operations():
     before = [(0, number + 1, Append((f"m{number}",), number)) for number in range(300)]
     stale = [(400, 401, Append(("late",), 300)), (402, 403, Read(299, ("m299", "late")))]
@@ -229,6 +230,7 @@ def test_a_report_shows_only_the_contradicting_operations():
     ]
 
 
+@pytest.mark.slow
 def test_thousands_of_concurrent_operations_are_judged_quickly():
     sends = [(number, number + 30, Append((f"m{number}",), number)) for number in range(3000)]
     lost = [(number, None, Append((f"lost{number}",))) for number in range(0, 3000, 30)]

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from dataclasses import replace as replace_op
 from itertools import chain
 
+import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -222,6 +223,7 @@ _SMALL = 2 * SPAN_BYTES_MAX
 """In files of this size no marker shows a half message; each is copied."""
 
 
+@pytest.mark.slow
 @settings(max_examples=40, phases=(Phase.explicit, Phase.reuse, Phase.generate))
 @given(
     rounds=st.lists(_rounds, min_size=3, max_size=4),

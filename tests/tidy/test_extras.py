@@ -8,6 +8,7 @@ import tomllib
 from importlib.metadata import packages_distributions
 from importlib.util import find_spec
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -80,6 +81,7 @@ def test_the_extra_all_covers_the_imports_of_the_pages():
     assert {"psycopg-pool", "redis"} <= used <= offered | ANOTHER_FRAMEWORK
 
 
+@pytest.mark.slow
 def test_reconcile_can_be_imported_with_the_extra_spark_alone():
     offered = bill.closure(own_requirements(), "spark")
     extras = bill.closure(own_requirements(), "all") - offered

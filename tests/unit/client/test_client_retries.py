@@ -58,6 +58,7 @@ async def died(stage, count=1, within_s=60.0):
 
 
 @pytest.mark.fault("M12")
+@pytest.mark.slow
 @patch("txmq_broker.services.housekeeping.SAVE_S", 5.0)
 @patch("txmq_broker.services.registrar.RETRY_S", 30.0)
 @patch("txmq_broker.services.deliverer.LOOK_S", 30.0)

@@ -280,6 +280,7 @@ def test_removed_checks_free_their_memory_while_another_waits(checks):
     assert sys.getsizeof(checks.stranded["g"]._queue.keys) < 1000
 
 
+@pytest.mark.slow
 def test_waiting_checks_take_little_memory(checks):
     tracemalloc.start()
     for key in range(200_000):

@@ -82,6 +82,7 @@ EPOCH = datetime.fromtimestamp(EPOCH_MS / 1000)
 HOURLY = ("fileReservedTime=1", f"deleteWhen={(EPOCH.hour + 2) % 24:02}")
 
 
+@pytest.mark.slow
 @run_by(in_world, conf(*HOURLY, "mapedFileSizeCommitLog=16777216"), within=4 * 3600.0)
 async def test_old_files_are_deleted_only_in_the_hour_named_by_delete_when(stage, /):
     to_the_hour = 3600 - EPOCH.minute * 60 - EPOCH.second

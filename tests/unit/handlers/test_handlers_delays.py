@@ -44,6 +44,7 @@ async def arrival(client, topic, offset=0):
             return found.records[0]
 
 
+@pytest.mark.slow
 @run_by(in_world_with_client, within=4 * 3600.0, topic="T")
 async def test_a_message_of_each_delay_level_is_delivered_on_time(stage, client, /):
     waiting = []

@@ -103,6 +103,7 @@ async def test_the_statistics_of_a_group_count_messages_that_wait_for_a_retry(li
     assert await waits(client) == ({}, 5, 0)
 
 
+@pytest.mark.slow
 @run_by(in_world_with_client, within=8000.0)
 async def test_each_retry_is_delivered_after_the_delay_of_its_level(stage, client, /):
     given = []

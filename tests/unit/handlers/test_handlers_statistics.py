@@ -263,6 +263,7 @@ OLD = replace(
 )
 
 
+@pytest.mark.slow
 @run_by(in_world_with_client, OLD, within=10000.0, topic="T")
 async def test_a_request_to_clean_the_log_deletes_old_files_at_any_hour(stage, client, /):
     for number in range(6):

@@ -22,6 +22,8 @@ from txmq_broker.services.keeper import Keeper
 from txmq_broker.store.log.identity import log_to_read
 from txmq_broker.store.log.reader import LogReader
 
+pytestmark = pytest.mark.slow
+
 LOSSES = (Loss.EVERYTHING, Loss.PAGES, Loss.TAIL, Loss.NOTHING)
 
 

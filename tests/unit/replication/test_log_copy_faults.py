@@ -19,6 +19,8 @@ from txmq.protocol.span import HEAD_BYTES, head
 from txmq.testing import Loss, SeededEntropy
 from txmq_broker.services.keeper import Keeper
 
+pytestmark = pytest.mark.slow
+
 
 def assert_beginning(disk, leader):
     """See that the files on a disk are a prefix of the leader's."""

@@ -18,6 +18,8 @@ from txmq.testing import Loss, MemoryDisk, simulate
 from txmq_broker.services.keeper import Keeper
 from txmq_broker.store.due_messages import Due
 
+pytestmark = pytest.mark.slow
+
 SMALL = Sizes(segment_size=6000, checkpoint_every=3000)
 MESSAGES = 40
 LIVES = count(1, 100)

@@ -19,6 +19,8 @@ from txmq.testing import Loss, MemoryDisk, simulate
 from txmq_broker.services.keeper import Keeper
 from txmq_broker.store.pending_transactions import transaction_key
 
+pytestmark = pytest.mark.slow
+
 SMALL = Sizes(segment_size=6000, checkpoint_every=3000)
 TRANSACTIONS = 30
 LIVES = count(1, 100)

@@ -16,6 +16,8 @@ from txmq.errors import TxmqError
 from txmq.testing import Loss, MemoryDisk, SeededEntropy, simulate
 from txmq_broker.services.keeper import Keeper
 
+pytestmark = pytest.mark.slow
+
 SMALL = Sizes(segment_size=4096, checkpoint_every=3000)
 MESSAGES = 90
 LIVES = count(1, 200)

@@ -166,6 +166,7 @@ async def settled(admin):
             await asyncio.sleep(5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seed", "repeats_end"),
     some_of(itertools.product(range(3), [False, True]), [(0, False), (1, True)]),

@@ -3,12 +3,25 @@
 import asyncio
 from inspect import Parameter, Signature, signature
 
-__all__ = ["in_loop", "run_by"]
+__all__ = ["in_loop", "on_stage_of", "run_by"]
 
 
 def in_loop(main):
     """Run a coroutine function in an event loop of its own, in real time."""
     return asyncio.run(main())
+
+
+def on_stage_of(make):
+    """Runs tests on a stage that ``make`` makes, with what each test chooses for it."""
+
+    def run(test, *chosen, **settings):
+        async def story():
+            async with make(*chosen, **settings) as stage:
+                await test(stage)
+
+        asyncio.run(story())
+
+    return run
 
 
 def run_by(runner, *arguments, **options):

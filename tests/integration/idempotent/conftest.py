@@ -11,6 +11,7 @@ from sqlalchemy.engine import make_url
 from tests.integration.idempotent.redis_stage import ALONE, IN_FRONT, Stage, prepared
 from tests.integration.idempotent.shop_stage import EVERYWHERE, IN_SESSIONS, TABLES, Shop
 from tests.integration.resources.resource_stage import ON_MARIADB
+from tests.running import on_stage_of
 from tests.servers import mariadb
 from tests.servers.database_server import wanted
 from tests.traffic.effects import Effects
@@ -81,35 +82,22 @@ def shop_with_table(request):
         yield found
 
 
-def staged(shop):
-    """Runs a test with a service of a shop; settings of its engine can be chosen."""
-
-    def run(test, **engine):
-        async def story():
-            async with shop.stage(**engine) as stage:
-                await test(stage)
-
-        asyncio.run(story())
-
-    return run
-
-
 @pytest.fixture
 def in_shop(shop):
     """Runs a test for each guard, with a database of each kind."""
-    return staged(shop)
+    return on_stage_of(shop.stage)
 
 
 @pytest.fixture
 def in_session(shop_in_session):
     """Runs a test for each guard that has a session."""
-    return staged(shop_in_session)
+    return on_stage_of(shop_in_session.stage)
 
 
 @pytest.fixture
 def with_table(shop_with_table):
     """Runs a test for each kind of database, with a table of what is done."""
-    return staged(shop_with_table)
+    return on_stage_of(shop_with_table.stage)
 
 
 @pytest.fixture

@@ -232,7 +232,7 @@ async def test_current_returns_the_transaction_of_the_calling_task(stage, /):
 
         over = asyncio.Event()
         outcomes = await asyncio.gather(*[transfer(tm, function)(Order("o", n)) for n in (1, 2)])
-        assert {each for each, _, _ in seen} == {each.xid for each in outcomes}
+        assert {xid for xid, _, _ in seen} == {outcome.xid for outcome in outcomes}
         assert all(is_its for _, is_its, _ in seen)
         over.set()
         assert [await task for _, _, task in seen] == [None, None]

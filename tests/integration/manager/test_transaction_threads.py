@@ -179,17 +179,17 @@ def test_a_blocking_producer_runs_the_local_transaction_in_the_callers_thread(br
     with blocking.TransactionProducer(GROUP, broker.names, bank) as producer:
         REQUEST.set("r-2")
         outcomes = [
-            producer.send_in_transaction(message(each), each) for each in (b"A", b"B", b"C")
+            producer.send_in_transaction(message(body), body) for body in (b"A", b"B", b"C")
         ]
-        assert [each.state for each in outcomes] == [COMMITTED, ROLLED_BACK, NOT_KNOWN]
+        assert [outcome.state for outcome in outcomes] == [COMMITTED, ROLLED_BACK, NOT_KNOWN]
         here = threading.current_thread().name
-        assert [each[1:] for each in bank.executed] == [
-            (each, here, "r-2") for each in (b"A", b"B", b"C")
+        assert [executed[1:] for executed in bank.executed] == [
+            (body, here, "r-2") for body in (b"A", b"B", b"C")
         ]
         with blocking.Client(broker.names) as client:
             while client.admin.transactions():
                 pass
-        assert [each for each, _ in bank.checked] == [outcomes[2].xid]
+        assert [checked for checked, _ in bank.checked] == [outcomes[2].xid]
         assert bank.checked[0][1].startswith(f"txmq-{GROUP}-check")
         assert producer.send(message()).id
 

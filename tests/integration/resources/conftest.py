@@ -1,6 +1,5 @@
 """Owns the databases that resources are tested on."""
 
-import asyncio
 import contextlib
 import os
 from pathlib import Path
@@ -9,6 +8,7 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from tests.integration.resources.resource_stage import KINDS, ON_MARIADB, Bank
+from tests.running import on_stage_of
 from tests.servers import mariadb
 from tests.servers.database_server import wanted
 
@@ -99,32 +99,19 @@ def sqlite_bank(request):
         yield found.prepare()
 
 
-def staged(bank):
-    """Runs a test with a service on a bank; what `Bank.stage` takes can be chosen."""
-
-    def run(test, *kind, **settings):
-        async def story():
-            async with bank.stage(*kind, **settings) as stage:
-                await test(stage)
-
-        asyncio.run(story())
-
-    return run
-
-
 @pytest.fixture
 def on_bank(bank):
     """Runs a test on a database of each kind."""
-    return staged(bank)
+    return on_stage_of(bank.stage)
 
 
 @pytest.fixture
 def on_postgres(postgres_bank):
     """Runs a test on PostgreSQL."""
-    return staged(postgres_bank)
+    return on_stage_of(postgres_bank.stage)
 
 
 @pytest.fixture
 def on_sqlite(sqlite_bank):
     """Runs a test on SQLite."""
-    return staged(sqlite_bank)
+    return on_stage_of(sqlite_bank.stage)

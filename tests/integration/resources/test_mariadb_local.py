@@ -55,9 +55,9 @@ async def test_a_swallowed_deadlock_error_commits_nothing(stage, /, bank):
         await said(session, insert(xid))
 
     found = await rivals.meet(stops)
-    (problem,) = [each for each in found if each is not None]
+    (problem,) = [problem for problem in found if problem is not None]
     assert isinstance(problem, TransactionBroken)
-    (lost,) = [xid for xid, each in rivals.locals.items() if each.state is ROLLBACK]
+    (lost,) = [xid for xid, local in rivals.locals.items() if local.state is ROLLBACK]
     assert await stage.check(lost) is ROLLBACK
     assert lost not in bank.orders
 

@@ -125,7 +125,7 @@ async def test_batched_checks_get_the_answers_of_single_checks(bank, shared):
         ]
         if way == "together":
             return await asyncio.gather(*asked)
-        return [await each for each in asked]
+        return [await check for check in asked]
 
     async with bank.stage() as stage:
         bank.order("UPDATE txmq_fence_mark SET cleaned_ms = :at", at=CLEANED_MS)
@@ -141,7 +141,7 @@ async def test_batched_checks_get_the_answers_of_single_checks(bank, shared):
         way, number = xid.split("-")
         left[way].add((number, *rest))
     assert left["alone"] == left["together"]
-    assert len(left["alone"]) == sum(each not in ("too old", "another fence's") for each in drawn)
+    assert len(left["alone"]) == sum(fate not in ("too old", "another fence's") for fate in drawn)
     assert shared == [len(drawn) - drawn.count("another fence's")]
 
 

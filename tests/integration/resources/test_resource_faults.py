@@ -255,9 +255,9 @@ async def test_a_deadlocked_transaction_can_be_retried_under_the_same_id(stage, 
         raise problem
 
     found = await rivals.meet(stops)
-    (problem,) = [each for each in found if each is not None]
+    (problem,) = [problem for problem in found if problem is not None]
     assert failure(problem) is Failure.RETRY
-    (lost,) = [xid for xid, each in rivals.locals.items() if each.state is ROLLBACK]
+    (lost,) = [xid for xid, local in rivals.locals.items() if local.state is ROLLBACK]
     assert await stage.order(lost) is COMMIT
 
 

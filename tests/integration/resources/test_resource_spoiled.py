@@ -30,9 +30,9 @@ async def test_an_unexpected_exception_of_the_source_is_raised_by_every_check(po
     with contextlib.closing(SQLResource(connects)) as resource:
         await resource.verify()
         is_locked = True
-        asked = [resource.check(f"x-{each}", GROUP, now_ms()) for each in range(20)]
+        asked = [resource.check(f"x-{number}", GROUP, now_ms()) for number in range(20)]
         found = await asyncio.gather(*asked, return_exceptions=True)
-        assert {type(each) for each in found} == {KeyError}
+        assert {type(problem) for problem in found} == {KeyError}
 
 
 @pytest.mark.parametrize("kind", ["postgres", "postgres-async", "psycopg-pool"])

@@ -128,7 +128,7 @@ async def test_a_producer_paused_at_random_points_agrees_with_the_checks(
     days = soak(1, 20)
 
     async def day(scene, ways, number):
-        names = [f"b-{number}-{each}" for each in range(AT_ONCE)]
+        names = [f"b-{number}-{place}" for place in range(AT_ONCE)]
         await tellers.start(plan(scene, kind, ways, target=f"t-{number}", bystanders=names))
         await tellers.opened()
         while await tellers.nap(chance.uniform(0, ASLEEP_S)):
@@ -136,7 +136,7 @@ async def test_a_producer_paused_at_random_points_agrees_with_the_checks(
             await asyncio.sleep(chance.uniform(0, AWAKE_S))
         said = tellers.said.values()
         assert len(said) == AT_ONCE + 1
-        tally.update(each.get("raised") or each["state"] for each in said)
+        tally.update(answer.get("raised") or answer["state"] for answer in said)
 
     async with on_scene(broker_in_haste, bank) as scene:
         async with wires(scene) as ways, another(scene, check_wait=0.02) as stays:

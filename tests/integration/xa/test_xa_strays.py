@@ -86,9 +86,9 @@ async def test_a_bank_that_hangs_does_not_take_the_threads_of_another(banks):
 
             def work(number):
                 async def booked(sessions):
-                    for each in sessions.values():
+                    for session in sessions.values():
                         update = "UPDATE account SET balance = 1 WHERE name = "
-                        await said(each, f"{update}'a-{number}'")
+                        await said(session, f"{update}'a-{number}'")
 
                 return booked
 
@@ -105,7 +105,7 @@ async def test_a_bank_that_hangs_does_not_take_the_threads_of_another(banks):
                 left = list(banks["icbc"].prepared)
             finally:
                 asleep.set()
-            assert all("icbc" not in str(each) for each in done), done
+            assert all("icbc" not in str(attempt) for attempt in done), done
             assert left == []
     async with banks.service() as resource:
         await resource.recover(0.0)
@@ -171,9 +171,9 @@ async def test_a_closing_manager_finishes_the_transfers_it_has_begun(banks):
                 outcomes = await asyncio.gather(first, second)
                 await closing
     resource.close()
-    for each in engines.values():
-        each.dispose()
-    assert [each.problem for each in outcomes] == [None, None]
+    for engine in engines.values():
+        engine.dispose()
+    assert [outcome.problem for outcome in outcomes] == [None, None]
     assert banks.balances == MOVED
     banks.see_nothing_left()
 

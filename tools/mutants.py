@@ -7,9 +7,9 @@ tests of its area run until one fails, and the file is restored. Then the failed
 counts only if it passes without the mutant. Exit code 1 means that a mutant survived. Files with
 uncommitted changes are refused.
 
-With --also, the tests of this tree are compared with those of another one, such as a worktree of
-an earlier commit with a .venv of its own. Only mutants whose line both trees have exactly once are
-chosen, and each tree's tests run on its own mutant.
+With --also, each mutant that survives is tried in another tree, too, such as a worktree of an
+earlier commit with a .venv of its own, which shows whether its tests noticed more. Only mutants
+whose line both trees have exactly once are chosen, and each tree's tests run on its own mutant.
 """
 
 import argparse
@@ -262,16 +262,26 @@ def refuse_uncommitted(mutants: list[Mutant]) -> None:
 
 
 def report(trees: Sequence[tuple[Mutant, ...]]) -> int:
-    """Try each mutant in every tree, print its fates, and return how many survive in the first."""
-    survived = 0
-    for pair in trees:
-        tests = [killer(mutant) for mutant in pair]
-        survived += not tests[0]
-        for mutant, test in zip(pair, tests, strict=True):
-            fate = f"killed    {mutant}  by {test}" if test else f"survived  {mutant}"
-            print(fate if mutant is pair[0] else f"  there:  {fate}", flush=True)
+    """Try each mutant, print its fate, and return how many survive; these are tried in the other
+    tree, too.
+    """
+    survived = lost = 0
+    for here, *there in trees:
+        is_killed = tried(here)
+        survived += not is_killed
+        lost += not is_killed and any(tried(mutant, "  there:  ") for mutant in there)
     print(f"{len(trees) - survived} of {len(trees)} were killed")
+    if lost:
+        print(f"{lost} of the others are killed in the other tree")
     return survived
+
+
+def tried(mutant: Mutant, before: str = "") -> bool:
+    """Whether the tests notice a mutant; prints its fate."""
+    test = killer(mutant)
+    fate = f"killed    {mutant}  by {test}" if test else f"survived  {mutant}"
+    print(f"{before}{fate}", flush=True)
+    return bool(test)
 
 
 def main() -> int:

@@ -26,9 +26,9 @@ from txmq_broker.config import BrokerSettings, CheckBackSettings, StoreSettings
 HOSTILE = "<script>document.title='owned'</script>\x1b[31m\u202e\"'&{{7*7}}"
 PARKING = BrokerSettings(
     store=StoreSettings(flush="async"),
-    transaction=CheckBackSettings(timeout=0.01, check_interval=0.01, check_max=1),
+    transaction=CheckBackSettings(timeout=0.01, check_interval=1.0, check_max=1),
 )
-"""Asks at once, and parks after the first answer that is none."""
+"""Asks at once, waits for the answer, and parks after the first one that is none."""
 TOKEN = re.compile(r'name="token" value="([0-9a-f]+)"')
 
 

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from txmq.transaction.listener import TransactionListener
     from txmq.transaction.machine import Transaction
     from txmq.transaction.manager import TransactionManager
+    from txmq.transaction.message import MessageTemplate
     from txmq.transaction.producer import TransactionProducer
     from txmq.transaction.resources import Fence, SQLResource, XAResource
     from txmq.transaction.resources.schema import create_fence
@@ -78,6 +79,7 @@ __all__ = [
     "LogPosition",
     "ManagerSettings",
     "Message",
+    "MessageTemplate",
     "Middleware",
     "Outbox",
     "Producer",
@@ -160,6 +162,7 @@ _LATER: Final = {
     "create_fence": "txmq.transaction.resources.schema",
     "XAResource": "txmq.transaction.resources",
     "ManagerSettings": "txmq.transaction.settings",
+    "MessageTemplate": "txmq.transaction.message",
     "TransactionSettings": "txmq.transaction.settings",
     "LocalTransactionState": "txmq.transaction.state",
     "TransactionOutcome": "txmq.transaction.state",

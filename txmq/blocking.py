@@ -57,7 +57,7 @@ from txmq.settings.units import DurationLike
 from txmq.transaction.listener import CallerThread, TransactionListener
 from txmq.transaction.machine import Transaction
 from txmq.transaction.manager import Entered, Work, signed
-from txmq.transaction.message import Keys, MadeFrom, Properties, Text
+from txmq.transaction.message import Keys, MadeFrom, MessageTemplate, Properties, Text, chosen
 from txmq.transaction.resource import Resource
 from txmq.transaction.settings import ManagerSettings, TransactionSettings
 from txmq.transaction.state import TransactionOutcome, TransactionTally
@@ -275,7 +275,9 @@ class TransactionProducer(Producer):
         self._kind = cast("Any", kind)
         super().__init__(group, names, settings)
 
-    def send_in_transaction(self, message: Message, arg: object = None) -> TransactionOutcome:
+    def send_in_transaction(
+        self, message: Message | Sequence[Message], arg: object = None
+    ) -> TransactionOutcome:
         """See :meth:`txmq.TransactionProducer.send_in_transaction`."""
         here = CallerThread()
         return self._background.wait(self._real.transact(message, arg, here), here)
@@ -331,8 +333,8 @@ class TransactionManager(_Member[txmq.TransactionManager[D], ManagerSettings]):
 
     def transactional(
         self,
-        *,
-        topic: Text,
+        *templates: MessageTemplate,
+        topic: Text | None = None,
         tags: Text = "",
         keys: Keys = (),
         body: Callable[..., object] | None = None,
@@ -340,22 +342,23 @@ class TransactionManager(_Member[txmq.TransactionManager[D], ManagerSettings]):
         made_from: MadeFrom = "arguments",
     ) -> TransactionDecorator[D]:
         """See :meth:`txmq.TransactionManager.transactional`."""
+        messages = chosen(templates, topic, tags, keys, body, properties, made_from)
 
         def decorate(function: Callable[..., Any]) -> Callable[..., TransactionOutcome]:
-            template = self._real.template(function, topic, tags, keys, body, properties, made_from)
+            of_function = self._real.messages_of(function, messages)
 
             @functools.wraps(function)
             def call(*args: Any, **kwargs: Any) -> TransactionOutcome:
                 here = CallerThread()
-                work = self._real.called(template, function, args, kwargs, here)
+                work = self._real.called(of_function, function, args, kwargs, here)
                 return self._background.wait(work, here)
 
-            return signed(call, template.shown)
+            return signed(call, of_function.shown)
 
         return decorate
 
     @contextmanager
-    def transaction(self, message: Message) -> Iterator[Transaction[D]]:
+    def transaction(self, *messages: Message) -> Iterator[Transaction[D]]:
         """See :meth:`txmq.TransactionManager.transaction`."""
         begun: Work[D] | None = None
         is_entered, error = False, None
@@ -363,7 +366,7 @@ class TransactionManager(_Member[txmq.TransactionManager[D], ManagerSettings]):
         async def begin() -> Work[D]:
             # Store it here: Ctrl-C may interrupt the waiting thread before it gets the result.
             nonlocal begun
-            begun = await self._real.begin(message)
+            begun = await self._real.begin(messages)
             return begun
 
         async def leave() -> None:
@@ -378,6 +381,7 @@ class TransactionManager(_Member[txmq.TransactionManager[D], ManagerSettings]):
                 with Entered(transaction, session):
                     is_entered = True
                     yield transaction
+                    begun.send()
                 begun.check_time()
         except Exception as raised:
             if begun is None:

@@ -302,6 +302,9 @@ STORIES_MAX: Final = 10_000
 """Transactions of one producer with open spans; beyond it the oldest spans end. They pile up only
 if the application sends half messages and never decides them."""
 
+MESSAGES_OF_TRANSACTION_MAX: Final = 64
+"""Each is half a message more to store before the commit, and to check if its END is lost."""
+
 XID_CHARS_MAX: Final = 255
 """A transaction's id in the fence. Ours have 32; a key in MySQL has room for no more."""
 

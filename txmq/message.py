@@ -12,6 +12,7 @@ from txmq.settings.units import UNSET, DurationLike, OptionalDuration, seconds
 __all__ = [
     "DEAD_LETTER",
     "HANDLED_BODY",
+    "XID",
     "Later",
     "LogPosition",
     "Message",
@@ -26,6 +27,9 @@ QueueOffset = NewType("QueueOffset", int)
 LogPosition = NewType("LogPosition", int)
 """The byte position of a record in the broker's log."""
 
+
+XID: Final = "TXMQ_XID"
+"""The property with the transaction's id, of a message that is not its first one."""
 
 HANDLED_BODY: Final[ContextVar[tuple[object, bytes] | None]] = ContextVar(
     "txmq_handled_body", default=None
@@ -89,6 +93,11 @@ class ReceivedMessage(Message):
     def key(self) -> str:
         """The first of its keys, or its id if it has no keys."""
         return self.keys[0] if self.keys else self.id
+
+    @property
+    def xid(self) -> str:
+        """The id of the transaction it was sent in: that of the first message of it."""
+        return self.properties.get(XID, self.id)
 
 
 DEAD_LETTER: Final = -1

@@ -12,7 +12,14 @@ from typing import Final, Protocol, Self
 
 from msgspec.structs import replace
 
-from txmq.errors import BrokerRefused, InternalError, ServiceUnavailable, StoreError, WriteFailed
+from txmq.errors import (
+    BrokerRefused,
+    InternalError,
+    RemoteProtocolError,
+    ServiceUnavailable,
+    StoreError,
+    WriteFailed,
+)
 from txmq.protocol.bodies import TopicConfigs
 from txmq.protocol.headers import EndTransaction
 from txmq.protocol.record import unpack
@@ -158,7 +165,7 @@ class Broker:
         )
         self._pool = self._pool_to_names()
         self._names: NameServer | None = None
-        topics = MessageTopics(self._topic_at, self._topic_of_half)
+        topics = MessageTopics(self._topic_at, self._topics_of_halves)
         self._authorizer = self._door.authorizer(topics)
         # A bound method, because calling the object would look it up for each request.
         self._dispatch = Dispatcher(
@@ -356,12 +363,12 @@ class Broker:
         data = self.store.record_bytes(position)
         return None if data is None else unpack(data)[0].topic
 
-    def _topic_of_half(self, end: EndTransaction) -> str | None:
+    def _topics_of_halves(self, end: EndTransaction) -> set[str]:
         try:
-            half = self.transactions.find(end).half
-        except BrokerRefused:
-            return None  # The handler refuses it too.
-        return None if half is None else half.queue.topic
+            found = self.transactions.find_all(end)
+        except (BrokerRefused, RemoteProtocolError):
+            return set()  # The handler refuses it too.
+        return {one.half.queue.topic for one in found if one.half is not None}
 
     def _parts(self) -> Parts:
         return Parts(

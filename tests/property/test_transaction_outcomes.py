@@ -82,7 +82,7 @@ def test_an_end_request_names_both_offsets_of_the_half_message(offset, position,
     sent = SendResult(SendStatus.OK, Queue("T", "b", 3), QueueOffset(offset), xid, place)
 
     brokers = Brokers()
-    assert drive(brokers.sender.send(sent, said)).reply is EndReply.TAKEN
+    assert drive(brokers.sender.send([sent], said)).reply is EndReply.TAKEN
     (end,) = brokers.ends
 
     assert (end.tran_state_table_offset, end.commit_log_offset) == (offset, position)

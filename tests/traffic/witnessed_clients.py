@@ -233,7 +233,7 @@ class WitnessedClients:
         with suppress(TxmqError):
             outcome = await producer.send_in_transaction(message)
         now = time.monotonic()
-        if outcome is None or outcome.sent is None:
+        if outcome is None or not outcome.sent:
             return  # If it was stored nevertheless, a check reports it.
         xid = outcome.xid
         self.records.add(xid, begun, "producer", Write(OPEN), ended=now)

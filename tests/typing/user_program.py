@@ -252,7 +252,7 @@ async def decorate(names: str, order: Message) -> TransactionOutcome:
         paid: TransactionOutcome = await Desk().pay(100)
         print(paid.unwrap(), encode_body(Refund("order-7")))
         made: TransactionOutcome = await create(100)
-        print(made.sent and made.sent.id)
+        print(made.sent and made.sent[0].id)
         async with tm.transaction(order) as transaction:
             print(transaction.session.is_active, transaction.message.key)
         print(transaction.outcome, tm.tally.committed)

@@ -521,7 +521,11 @@ def encode(
     Raises:
         LocalProtocolError: It is too large, or a text holds a lone surrogate.
     """
-    if type(header) is EndTransaction and (code, kind, flag, remark) == _PLAIN_END:
+    if (
+        type(header) is EndTransaction
+        and (code, kind, flag, remark) == _PLAIN_END
+        and header.others is None
+    ):
         return _encode_end(opaque, header, body)
     fields = header if isinstance(header, dict) else fields_of(header) if header else {}
     if kind == BINARY and -(2**15) <= code < 2**15:

@@ -7,11 +7,15 @@ letters derived.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Final, cast
 
 import msgspec
 
+from txmq.errors import RemoteProtocolError
+
 __all__ = [
+    "DECIDED",
     "BrokerConfigAnswer",
     "BrokerHeartbeat",
     "BrokerMembersQuery",
@@ -216,6 +220,41 @@ class EndTransaction(Header):
     msg_id: str | None = None
     transaction_id: str | None = None
     topic: str | None = None
+    others: str | None = None
+    """Other half messages of the transaction at this broker, to decide together with this one, as
+    :class:`OtherHalf` writes them. A field of txmq; stock brokers ignore it, and their answer has
+    no field ``decided``, the number of half messages that the END was about."""
+
+
+DECIDED: Final = "decided"
+"""The field of the answer to an END with others."""
+
+
+class OtherHalf(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A half message that an END is about, besides the one in its other fields."""
+
+    offset: int
+    """Its offset in the half queue."""
+    position: int
+    """Its position in the broker's log."""
+    id: str
+
+    @staticmethod
+    def write(others: Iterable[OtherHalf]) -> str:
+        """Write half messages for :attr:`EndTransaction.others`."""
+        return msgspec.json.encode(list(others)).decode()
+
+    @staticmethod
+    def read(text: str) -> list[OtherHalf]:
+        """Read what :meth:`write` wrote.
+
+        Raises:
+            RemoteProtocolError: It is something else.
+        """
+        try:
+            return msgspec.json.decode(text, type=list[OtherHalf])
+        except msgspec.DecodeError as error:
+            raise RemoteProtocolError(f"the field others of an END: {error}") from error
 
 
 class ListTransactions(Header):

@@ -42,6 +42,13 @@ _NAME_END: Final = "\x01"
 _PAIR_END: Final = "\x02"
 
 
+def id_in_transaction(xid: str, number: int) -> str:
+    """The unique key of a message of a transaction: for its first one, number 0, the transaction's
+    own id.
+    """
+    return f"{xid}.{number}" if number else xid
+
+
 def find(text: str, name: str) -> str | None:
     """The value of one property, without parsing the others; of duplicates the last one counts."""
     mark = _PAIR_END + name + _NAME_END

@@ -6,6 +6,7 @@ Built on the client, which does not depend on it.
 from txmq.transaction.listener import TransactionListener
 from txmq.transaction.machine import Transaction
 from txmq.transaction.manager import TransactionManager
+from txmq.transaction.message import MessageTemplate
 from txmq.transaction.producer import TransactionProducer
 from txmq.transaction.settings import ManagerSettings, TransactionSettings
 from txmq.transaction.state import (
@@ -19,6 +20,7 @@ __all__ = [
     "HalfMessage",
     "LocalTransactionState",
     "ManagerSettings",
+    "MessageTemplate",
     "Transaction",
     "TransactionListener",
     "TransactionManager",

@@ -24,8 +24,9 @@ from txmq.protocol.headers import CheckState
 from txmq.remoting.connection import Connection
 from txmq.runtime.signatures import is_async
 from txmq.runtime.tasks import Tasks, Threads
+from txmq.transaction.ends import EndAnswer, EndSender
 from txmq.transaction.listener import LocalState
-from txmq.transaction.machine import EndAnswer, EndSender, LocalAnswer, ask
+from txmq.transaction.machine import LocalAnswer, ask
 from txmq.transaction.settings import TransactionSettings
 from txmq.transaction.state import (
     OUTCOMES,
@@ -125,7 +126,7 @@ class CheckAnswerer:
         """Accept a broker's check; it is answered later, or dropped."""
         xid, check = message.id, _Check(connection, header, message)
         self._tally.checks += 1
-        if xid in self._hung or xid in self._undecided:
+        if xid in self._hung or message.xid in self._undecided:
             # Another call would probably hang too, and occupy a second thread. And a listener
             # cannot see a local transaction that is still running: it might report a rollback.
             self._start(self._answer(check, _UNKNOWN), xid)

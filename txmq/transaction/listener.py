@@ -36,7 +36,8 @@ class TransactionListener(Protocol):
         :class:`txmq.errors.RollBack`, which means ``ROLLBACK``.
 
         Args:
-            message: The message; store its ``id`` with the writes of the local transaction.
+            message: The message, or the first of several; store its ``id`` with the writes of the
+                local transaction.
             arg: The argument of ``send_in_transaction``.
         """
         ...
@@ -45,7 +46,7 @@ class TransactionListener(Protocol):
     def check_local_transaction(self, message: ReceivedMessage, /) -> LocalState:
         """Return the state of a local transaction, which may have run in another process.
 
-        Look up its writes by the message's ``id``. Before you return ``ROLLBACK``, make sure that
+        Look up its writes by the message's ``xid``. Before you return ``ROLLBACK``, make sure that
         it can no longer commit: it may still be running.
         """
         ...

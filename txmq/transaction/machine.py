@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar, cast
 
@@ -22,27 +22,20 @@ from txmq.client.cluster_client import ClusterClient
 from txmq.client.observe.hooks import TransactionEnd
 from txmq.client.values import SendResult
 from txmq.errors import (
-    BrokerRefused,
     Effect,
     OutcomeUnknown,
     RemoteProtocolError,
-    RequestTimeout,
     ResourceError,
     RollBack,
-    ShouldCommit,
-    ShouldRollBack,
-    TopicNotFound,
     TransactionConflict,
     TxmqError,
     UsageError,
 )
-from txmq.message import Message, Queue
-from txmq.protocol.codes import RequestCode
-from txmq.protocol.headers import CheckState, EndTransaction
+from txmq.message import Message
+from txmq.protocol.properties import id_in_transaction
 from txmq.protocol.record import position_in
-from txmq.remoting.connection import Connection
-from txmq.runtime.backoff import Backoff
 from txmq.runtime.tasks import Runner, Tasks, Threads
+from txmq.transaction.ends import EndAnswer, EndSender
 from txmq.transaction.resource import Resource
 from txmq.transaction.settings import TransactionSettings
 from txmq.transaction.state import (
@@ -56,13 +49,13 @@ from txmq.transaction.state import (
     TransactionOutcome,
     TransactionTally,
     Verb,
+    check_count,
     doubt_of,
+    half_message,
 )
 from txmq.transaction.story import Step, Stories, note
 
 __all__ = [
-    "EndAnswer",
-    "EndSender",
     "LocalAnswer",
     "ProducerContext",
     "Transaction",
@@ -75,10 +68,6 @@ S = TypeVar("S")
 Outcome: TypeAlias = TransactionOutcome | None
 """``None`` if no half message was sent."""
 
-FIRST_PAUSE_S: Final = 0.05
-LONGEST_PAUSE_S: Final = 1.0
-
-_END: Final = RequestCode.END_TRANSACTION
 _UNKNOWN: Final = LocalTransactionState.UNKNOWN
 _UNFOLLOWED: Final = nullcontext()
 _CLOSED: Final = "this producer was closed before the transaction was settled"
@@ -102,12 +91,18 @@ class Transaction(Generic[S]):
     context: ProducerContext = field(repr=False)
     is_followed: bool = field(repr=False)
     """Whether a watch or the log receives its steps."""
-    to_send: Message | None = field(default=None, repr=False)
-    """Its message; ``None`` while the function's result still has to make it."""
-    sent: SendResult | None = field(default=None, repr=False)
-    """The broker's answer, once the half message is stored."""
-    known_half: HalfMessage | None = field(default=None, repr=False)
-    """The cached value of :attr:`message`."""
+    to_send: tuple[Message, ...] = field(default=(), repr=False)
+    """The messages to send before its local transaction begins."""
+    stored: tuple[Message, ...] = field(default=(), repr=False)
+    """The messages whose half messages are stored."""
+    sent: tuple[SendResult, ...] = field(default=(), repr=False)
+    """The brokers' answers to them."""
+    known_halves: tuple[HalfMessage, ...] = field(default=(), repr=False)
+    """The cached value of :attr:`halves`."""
+    added: list[Message] = field(default_factory=list, repr=False)
+    """The messages to send before its local transaction commits."""
+    numbered: int = field(default=0, repr=False)
+    """How many of its messages have an id."""
     phase: Phase = Phase.NEW
     session: S = field(init=False, repr=False)
     """The session of the local transaction; leave commit and rollback to the manager."""
@@ -125,23 +120,43 @@ class Transaction(Generic[S]):
 
     @property
     def message(self) -> HalfMessage:
-        """Its message, which no consumer sees yet.
+        """Its message, or the first of them, which no consumer sees yet.
 
         Raises:
             UsageError: It has no message yet; the function's result will make it.
         """
+        if not self.sent:
+            raise UsageError(
+                f"transaction {self.xid} has no message yet: its function must return first"
+            )
+        first, *others = self.halves
+        return replace(first, others=tuple(others)) if others else first
+
+    @property
+    def halves(self) -> tuple[HalfMessage, ...]:
+        """All its messages that are stored, which no consumer sees yet."""
         # Built on demand: most functions never read it.
-        if self.known_half is None:
-            if self.sent is None or self.to_send is None:
-                raise UsageError(
-                    f"transaction {self.xid} has no message yet: its function must return first"
-                )
-            half = self.context.half_of(self.to_send, self.xid)
-            self.known_half = HalfMessage(
-                topic=half.topic, body=half.body, tags=half.tags, keys=half.keys,
-                properties=half.properties, flag=half.flag, id=self.xid, sent=self.sent,
-            )  # fmt: skip
-        return self.known_half
+        if len(self.known_halves) != len(self.sent):
+            self.known_halves = tuple(
+                half_message(self.context.half_of(message, sent.id, self.xid), sent)
+                for message, sent in zip(self.stored, self.sent, strict=True)
+            )
+        return self.known_halves
+
+    def add(self, message: Message) -> None:
+        """Add a message, to any topic and broker. It is stored after the function or block has run
+        and before the commit, and becomes visible if, and only if, the transaction commits.
+
+        Raises:
+            UsageError: The transaction's function or block is not running.
+            LimitExceeded: The transaction has too many messages.
+            LocalProtocolError: The message cannot be sent in a transaction.
+        """
+        if self.phase not in (Phase.WORKING, Phase.UNSENT):
+            raise UsageError(f"transaction {self.xid} {self.phase}, and takes no more messages")
+        self.context.check_half(message)
+        check_count(self.numbered + len(self.added) + 1)
+        self.added.append(message)
 
     @property
     def outcome(self) -> TransactionOutcome:
@@ -170,7 +185,7 @@ class Transaction(Generic[S]):
         """
         self.enter()
         try:
-            if self.to_send is not None:
+            if self.to_send:
                 await self.begin(self.to_send)
             if runner is None:
                 return await self.work(call, None)
@@ -222,9 +237,8 @@ class Transaction(Generic[S]):
 
     # Begin
 
-    async def begin(self, message: Message) -> SendResult:
-        """Send the half message, before the local transaction begins, or during it if its result
-        makes the message.
+    async def begin(self, messages: Sequence[Message]) -> None:
+        """Send half messages, before the local transaction begins, or during it if it makes them.
 
         Raises:
             TxmqError: As for :meth:`TransactionProducer.send_in_transaction`. A local transaction
@@ -233,32 +247,63 @@ class Transaction(Generic[S]):
         stories, xid = self.context.stories, self.xid
         is_late = self.after(Verb.BEGIN) is Phase.WORKING  # Refused before anything is sent.
         if self.is_followed and not is_late:
-            stories.open(xid, message.topic, self.group)
+            stories.open(xid, messages[0].topic, self.group)
+        ids = [self._next_id() for _ in messages]
+        try:
+            if len(messages) == 1:
+                sent = [await self._send(messages[0], ids[0])]
+            else:
+                sent = await self._send_all(messages, ids)
+            # Check again: stopping the producer may have decided a late one.
+            self.phase = self.after(Verb.BEGIN)
+        except BaseException as error:
+            if not is_late:
+                stories.end(xid, error=error)
+            raise
+        self.stored += tuple(messages)
+        self.sent += tuple(sent)
+        if is_late and (doubt := doubt_of(sent)) is not None:
+            raise doubt
+
+    def _next_id(self) -> str:
+        number, self.numbered = self.numbered, self.numbered + 1
+        return id_in_transaction(self.xid, number)
+
+    async def _send(self, message: Message, message_id: str) -> SendResult:
         self.tell(Step.SENT, message.topic)
         try:
-            sent = await self.context.send_half(message, xid)
+            sent = await self.context.send_half(message, message_id, self.xid)
             try:
                 position_in(sent.offset_id)
             except RemoteProtocolError as error:
                 error.effect = Effect.MAYBE
                 raise
-        except BaseException as error:
-            if isinstance(error, TxmqError):
-                stored = "it is not stored, and" if error.effect is Effect.NONE else _IF_STORED
-                error.add_note(
-                    f"it was the half message of transaction {xid}: {stored} nothing is committed"
-                )
-            if not is_late:
-                stories.end(xid, error=error)
+        except TxmqError as error:
+            stored = "it is not stored, and" if error.effect is Effect.NONE else _IF_STORED
+            error.add_note(
+                f"it was the half message of transaction {self.xid}: {stored} nothing is committed"
+            )
             raise
         self.tell(Step.STORED, sent.offset_id)
         self.tell(Step.REPORTED, sent.status)
-        # Check again: stopping the producer may have decided a late one.
-        self.phase = self.after(Verb.BEGIN)
-        self.to_send, self.sent = message, sent
-        if is_late and (doubt := doubt_of(sent)) is not None:
-            raise doubt
         return sent
+
+    async def _send_all(self, messages: Sequence[Message], ids: Sequence[str]) -> list[SendResult]:
+        """Send several half messages at once. If one fails, those stored are rolled back.
+
+        Raises:
+            TxmqError: One is not stored.
+        """
+        steps = map(self._send, messages, ids)
+        answers = await asyncio.gather(*steps, return_exceptions=True)
+        sent = [answer for answer in answers if isinstance(answer, SendResult)]
+        errors = [answer for answer in answers if isinstance(answer, BaseException)]
+        if not errors:
+            return sent
+        if sent and not self.context.is_stopped:
+            ends = self.context.ends.send(sent, LocalTransactionState.ROLLBACK)
+            self.context.tasks.start(ends, f"rollback of transaction {self.xid}")
+        raise errors[0]
 
     async def prepare(self) -> HalfMessage:
         """Begin a transaction whose local part runs elsewhere, or later. It stays active until
@@ -268,7 +313,6 @@ class Transaction(Generic[S]):
         Raises:
             TxmqError: As for :meth:`begin`.
         """
-        assert self.to_send is not None, "it has a message"
         self.enter()
         try:
             await self.begin(self.to_send)
@@ -281,7 +325,7 @@ class Transaction(Generic[S]):
 
     async def work(self, call: Callable[[], object], runner: Runner | None) -> Outcome:
         """Run the local transaction, unless the half message was stored unsafely; then decide."""
-        if self.sent is not None and (doubt := doubt_of(self.sent)) is not None:
+        if (doubt := doubt_of(self.sent)) is not None:
             answer = LocalAnswer(LocalTransactionState.ROLLBACK, doubt)
             self.tell(Step.RECEIVED, answer.state)
         else:
@@ -360,7 +404,7 @@ class Transaction(Generic[S]):
         self.phase = self.after(Verb.DECIDE)
         self.answer = answer
         taken = EndAnswer(EndReply.NONE)
-        if sent is None:
+        if not sent:
             with self.inside():
                 note(xid, "no half message is certainly stored, so no broker receives a decision")
             return await self.settle(answer, taken)
@@ -377,27 +421,28 @@ class Transaction(Generic[S]):
             self.tell(Step.DECIDED, "no decision, and will ask")
             return await self.settle(answer, taken)
         self.tell(Step.DECIDED, state)
-        ended = self._watch_end(sent, state) if self.is_followed else None
+        ended = self._watch_ends(state) if self.is_followed else ()
         taken = EndAnswer(EndReply.NONE, UsageError(_CLOSED))
         try:
             taken = await context.ends.send(sent, state)
         except asyncio.CancelledError:  # The producer stops; the local state is known anyway.
             log.info("it is not known whether the broker received the END of %s", xid)
         finally:
-            if ended is not None:
-                ended(taken.reply.value)
+            for report in ended:
+                report(taken.reply.value)
         return await self.settle(answer, taken)
 
-    def _watch_end(
-        self, sent: SendResult, state: LocalTransactionState
-    ) -> Callable[[str], None] | None:
+    def _watch_ends(self, state: LocalTransactionState) -> list[Callable[[str], None]]:
         watches = self.context.stories.look()
-        if watches is None or (self.known_half is None and self.to_send is None):
-            return None
-        half, broker = self.message, sent.queue.broker
-        ending = TransactionEnd(half, self.xid, sent.offset_id, broker, SPELLINGS[state], False)
+        if watches is None:
+            return []
+        spelling, reports = SPELLINGS[state], []
         with self.inside():
-            return watches.before_end(ending)
+            for half in self.halves:
+                place, broker = half.sent.offset_id, half.sent.queue.broker
+                ending = TransactionEnd(half, self.xid, place, broker, spelling, False)
+                reports.append(watches.before_end(ending))
+        return reports
 
     # Settle
 
@@ -409,7 +454,7 @@ class Transaction(Generic[S]):
         """
         context, xid, problem = self.context, self.xid, answer.problem
         self.phase = self.after(Verb.SETTLE)
-        if self.sent is None:
+        if not self.sent:
             state, _ = OUTCOMES[answer.state, EndReply.NONE]
             context.stories.end(xid, state.name, error=problem)
             return None
@@ -455,7 +500,8 @@ class ProducerContext:
         tally: The producer's counters.
         stories: Reports the steps of transactions.
         send_half: Sends a message as a half message through the producer.
-        half_of: Turns a message into a half message.
+        half_of: Adds the marks of a half message to a message.
+        check_half: Checks a message for a transaction.
         resource: Carries out decisions, if that is a separate step.
     """
 
@@ -466,14 +512,16 @@ class ProducerContext:
         settings: TransactionSettings,
         tally: TransactionTally,
         stories: Stories,
-        send_half: Callable[[Message, str], Awaitable[SendResult]],
-        half_of: Callable[[Message, str], Message],
+        send_half: Callable[[Message, str, str], Awaitable[SendResult]],
+        half_of: Callable[[Message, str, str], Message],
+        check_half: Callable[[Message], str | None],
         resource: Resource[Any] | None,
     ) -> None:
         self.tally = tally
         self.stories = stories
         self.send_half = send_half
         self.half_of = half_of
+        self.check_half = check_half
         has_second_phase = resource is not None and getattr(resource, "has_second_phase", True)
         self.second_phase: Resource[Any] | None = resource if has_second_phase else None
         self.awaits_end: bool = settings.awaits_end or self.second_phase is not None
@@ -545,144 +593,3 @@ async def ask(xid: str, call: Callable[[], object], runner: Runner | None) -> Lo
 def _unknown(xid: str, error: Exception) -> LocalAnswer:
     log.error("the listener failed with transaction %s", xid, exc_info=error)
     return LocalAnswer(LocalTransactionState.UNKNOWN, error)
-
-
-# ENDs
-
-
-class EndAnswer(NamedTuple):
-    """The broker's answer to an END, and the error if the broker did not accept it."""
-
-    reply: EndReply
-    error: TxmqError | None = None
-
-
-class EndSender:
-    """Sends decisions to the brokers that store the half messages, and classifies the answers.
-
-    It asks for a reply to each END. Stock brokers support this, but stock clients send ENDs one-way
-    and never notice a lost one. Nothing here raises: a broker that missed the END checks the
-    transaction.
-
-    Args:
-        client: The connections to the brokers.
-        group: The producer group.
-        settings: The timeout of an END, and whether one may be repeated.
-    """
-
-    def __init__(self, client: ClusterClient, group: str, settings: TransactionSettings) -> None:
-        self._client = client
-        self._group = group
-        self._session = client.session
-        self._settings = settings
-
-    async def send(
-        self,
-        half: SendResult,
-        state: LocalTransactionState,
-    ) -> EndAnswer:
-        """Send an END to the broker that stored the half message; retry while the broker cannot
-        have received it.
-
-        Args:
-            half: The answer to the half message.
-            state: The decision.
-        """
-        session, clock, queue = self._session, self._session.clock, half.queue
-        end = EndTransaction(
-            producer_group=self._group,
-            tran_state_table_offset=half.offset,
-            commit_log_offset=position_in(half.offset_id),
-            commit_or_rollback=state.value,
-            msg_id=half.id,
-            transaction_id=half.transaction_id or half.id,
-            topic=queue.topic,
-        )
-        now = clock.monotonic()
-        deadline = now + self._settings.end_timeout
-        backoff: Backoff | None = None
-        route = session.routes.get(queue.topic, now)
-        # If this message created the topic, there is no route yet.
-        address = (route and route.masters.get(queue.broker)) or self._client.master(queue.broker)
-        while True:
-            try:
-                connection = None if address is None else session.pool.ready(address)
-                if connection is None:
-                    left_s = deadline - clock.monotonic()
-                    connection = await self._connect(queue, address, left_s)
-                left_s = max(0.0, deadline - clock.monotonic())
-                # Not urgent: the ENDs of concurrent transactions share a write.
-                await connection.request(_END, end, timeout_s=left_s, is_urgent=False)
-            except TxmqError as refused:
-                error = refused
-            else:
-                return EndAnswer(EndReply.TAKEN)
-            if backoff is None:
-                backoff = Backoff(session.entropy, FIRST_PAUSE_S, LONGEST_PAUSE_S)
-            pause_s = backoff.next_pause()
-            if not self._may_repeat(error) or deadline - clock.monotonic() <= pause_s:
-                return _answer_of(error)
-            log.info("the END of %s is sent again: %s", end.msg_id, error)
-            session.forget(queue.topic)
-            address = None
-            await asyncio.sleep(pause_s)
-
-    async def _connect(self, queue: Queue, address: str | None, left_s: float) -> Connection:
-        session = self._session
-        try:
-            async with asyncio.timeout(max(0.0, left_s)):
-                if address is None:
-                    route = await session.route_to_write(queue.topic)
-                    address = route.master(queue.broker)
-                return await session.connection(address)
-        except TimeoutError as error:
-            late = RequestTimeout(f"no connection to broker {queue.broker} in time")
-            late.effect = Effect.NONE  # Nothing was sent.
-            raise late from error
-
-    def _may_repeat(self, error: TxmqError) -> bool:
-        # A topic loses its route while its broker is briefly away.
-        if not error.retryable and not isinstance(error, TopicNotFound):
-            return False
-        return error.effect is Effect.NONE or self._settings.repeats_end
-
-    async def answer(
-        self,
-        connection: Connection,
-        check: CheckState,
-        topic: str,
-        xid: str,
-        state: LocalTransactionState,
-    ) -> EndAnswer:
-        """Answer a check over its connection, for the offset that the check names."""
-        end = EndTransaction(
-            producer_group=self._group,
-            tran_state_table_offset=check.tran_state_table_offset,
-            commit_log_offset=check.commit_log_offset,
-            commit_or_rollback=state.value,
-            from_transaction_check=True,
-            msg_id=check.msg_id or xid,
-            transaction_id=check.transaction_id or xid,
-            topic=topic,
-        )
-        try:
-            if state is LocalTransactionState.UNKNOWN:
-                # Stock brokers never answer an "unknown".
-                connection.oneway(_END, end)
-                return EndAnswer(EndReply.NONE)
-            await connection.request(_END, end, timeout_s=self._settings.end_timeout)
-        except TxmqError as error:
-            return _answer_of(error)
-        return EndAnswer(EndReply.TAKEN)
-
-
-def _answer_of(error: TxmqError) -> EndAnswer:
-    match error:
-        case ShouldCommit():
-            return EndAnswer(EndReply.COMMITTED, error)
-        case ShouldRollBack():
-            return EndAnswer(EndReply.ROLLED_BACK, error)
-        case BrokerRefused():
-            return EndAnswer(EndReply.REFUSED, error)
-        case _:
-            return EndAnswer(EndReply.NONE, error)

@@ -54,7 +54,15 @@ from txmq.runtime.signatures import object_parameter, signature_of
 from txmq.runtime.tasks import Runner
 from txmq.settings.values import settings_or
 from txmq.transaction.machine import LocalAnswer, Transaction
-from txmq.transaction.message import Keys, MadeFrom, MessageTemplate, Properties, Text
+from txmq.transaction.message import (
+    FunctionMessages,
+    Keys,
+    MadeFrom,
+    MessageTemplate,
+    Properties,
+    Text,
+    chosen,
+)
 from txmq.transaction.producer import HalfMessageProducer
 from txmq.transaction.resource import LocalTransaction, Resource
 from txmq.transaction.settings import ManagerSettings
@@ -63,6 +71,7 @@ from txmq.transaction.state import (
     TransactionOutcome,
     TransactionState,
     TransactionTally,
+    check_count,
 )
 from txmq.transaction.story import note
 
@@ -136,13 +145,17 @@ class Work(Generic[S]):
     entropy: Entropy
     """Spreads the pauses between attempts."""
     call: Call | None
-    late: LateMessage | None
-    """Makes and sends the message, if it is made from the result. Each attempt then has its own
-    result and half message, so each is a separate transaction."""
+    late: FunctionMessages | None
+    """Makes messages from the result, if there are such."""
+    begin: Callable[[Transaction[Any], Sequence[Message]], Coroutine[Any, Any, None]]
+    """Sends half messages, in the producer's loop."""
     deadline: float = 0.0
     failures: int = 0
     backoff: Backoff | None = None
     has_begun: bool = False
+    has_sent: bool = False
+    """Whether it has sent messages. An attempt after that is a separate transaction, because it
+    makes its own ones."""
     result: Any = None
     problem: BaseException | None = None
     local: LocalTransaction[S] = field(init=False)
@@ -153,6 +166,7 @@ class Work(Generic[S]):
         if not self.deadline:
             self.deadline = self.clock.monotonic() + self.settings.local_timeout
         transaction = self.transaction
+        transaction.added.clear()
         self.local = self.resource.local(transaction.xid, transaction.group, self.born_ms)
         return self.local
 
@@ -169,8 +183,7 @@ class Work(Generic[S]):
                         result = function(session, *args, **kwargs)
                         if inspect.isawaitable(result):
                             _refuse_awaitable(result)
-                        if self.late is not None:
-                            self.late.send(self, result)
+                        self.send(result)
                     self.check_time()
             except Exception as error:  # noqa: BLE001 - the resource knows what it means
                 pause_s = self.failed(local.state, error)
@@ -192,8 +205,7 @@ class Work(Generic[S]):
                 async with local as session:
                     with Entered(self.transaction, session), self.time_limit():
                         result = await function(session, *args, **kwargs)
-                        if self.late is not None:
-                            await self.late.asend(self, result)
+                        await self.asend(result)
             except asyncio.CancelledError as error:
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
@@ -215,7 +227,7 @@ class Work(Generic[S]):
     def failed(self, state: LocalTransactionState, error: Exception) -> float | None:
         """Note a failed attempt; returns the pause before the next one, if any."""
         note(self.transaction.xid, "the local transaction ends with %r", error)
-        pause_s = None if self.late is not None else self.pause_s(state, error)
+        pause_s = None if self.has_sent else self.pause_s(state, error)
         if pause_s is None:
             self.problem = error
         return pause_s
@@ -232,6 +244,60 @@ class Work(Generic[S]):
             return None
         log.info("the local transaction of %s is run again: %s", self.transaction.xid, error)
         return pause_s
+
+    # Messages that the local transaction makes
+
+    def send(self, result: object = None) -> None:
+        """Send the half messages of messages that were added, or are made from the result, while
+        this thread waits.
+
+        Raises:
+            Exception: One is not stored safely, and nothing may be committed.
+        """
+        if self.late is None and not self.transaction.added:
+            return
+        self.local.flush()
+        messages = self.made_of(result)
+        self.check_time()
+        steps = self.begin(self.transaction, messages)
+        try:
+            loop = self.transaction.context.loop
+            sending = asyncio.run_coroutine_threadsafe(steps, loop)
+        except RuntimeError as error:
+            steps.close()
+            raise UsageError("the manager was closed before the message was sent") from error
+        try:
+            while not sending.done():
+                self.check_time()
+                # A Ctrl-C just before this thread begins to wait would not wake it.
+                with suppress(TimeoutError):
+                    sending.exception(min(LOOK_S, max(0.0, self.left_s)))
+            sending.result()
+        except concurrent.futures.CancelledError as error:
+            raise UsageError("the manager was closed before the message was stored") from error
+        finally:
+            sending.cancel()
+
+    async def asend(self, result: object = None) -> None:
+        """See :meth:`send`; in the loop.
+
+        Raises:
+            Exception: One is not stored safely, and nothing may be committed.
+        """
+        if self.late is None and not self.transaction.added:
+            return
+        await self.local.aflush()
+        await self.begin(self.transaction, self.made_of(result))
+        self.check_time()
+
+    def made_of(self, result: object) -> Sequence[Message]:
+        """The messages that an attempt has made: from its result, and those that it added."""
+        check_lateness(self.settings)
+        made = [] if self.late is None else self.late.late(result)
+        made += self.transaction.added
+        check_count(self.transaction.numbered + len(made))
+        self.has_sent = True
+        return made
 
     # Time
 
@@ -268,56 +334,19 @@ def _refuse_awaitable(result: object) -> NoReturn:
     raise UsageError(f"the function returned {type(result).__name__}, which nothing awaits")
 
 
-@dataclass(slots=True)
-class LateMessage:
-    """A message made from a function's result. It is stored after the function has run and before
-    the commit; unless it is stored safely, nothing is committed.
+def check_lateness(settings: ManagerSettings) -> None:
+    """Check that messages which local transactions make are sent in time.
+
+    Raises:
+        ConfigError: Local transactions may take too long.
     """
-
-    topic: str
-    """Its topic, if known in advance."""
-    make: Callable[[object], Message]
-    """Makes the message from a result, in the function's thread or task."""
-    begin: Callable[[Transaction[Any], Message], Coroutine[Any, Any, None]]
-    """Sends the half message, in the producer's loop."""
-
-    def send(self, work: Work[Any], result: object) -> None:
-        """Send the half message, while this thread waits.
-
-        Raises:
-            Exception: It is not stored safely, and nothing may be committed.
-        """
-        work.local.flush()
-        message = self.make(result)
-        work.check_time()
-        steps = self.begin(work.transaction, message)
-        try:
-            loop = work.transaction.context.loop
-            sending = asyncio.run_coroutine_threadsafe(steps, loop)
-        except RuntimeError as error:
-            steps.close()
-            raise UsageError("the manager was closed before the message was sent") from error
-        try:
-            while not sending.done():
-                work.check_time()
-                # A Ctrl-C just before this thread begins to wait would not wake it.
-                with suppress(TimeoutError):
-                    sending.exception(min(LOOK_S, max(0.0, work.left_s)))
-            sending.result()
-        except concurrent.futures.CancelledError as error:
-            raise UsageError("the manager was closed before the message was stored") from error
-        finally:
-            sending.cancel()
-
-    async def asend(self, work: Work[Any], result: object) -> None:
-        """Send the half message, in the loop.
-
-        Raises:
-            Exception: It is not stored safely, and nothing may be committed.
-        """
-        await work.local.aflush()
-        await self.begin(work.transaction, self.make(result))
-        work.check_time()
+    limit_s = settings.local_timeout
+    if limit_s > LATE_SECONDS_MAX:
+        # The fence row could be cleaned up before a check arrives.
+        raise ConfigError(
+            f"local_timeout is {limit_s}, but a message that is added, or made from a result, must "
+            f"be sent within {LATE_SECONDS_MAX} s"
+        )
 
 
 # The manager
@@ -435,8 +464,8 @@ class TransactionManager(Lifecycle, Generic[S]):
 
     def transactional(
         self,
-        *,
-        topic: Text,
+        *templates: MessageTemplate,
+        topic: Text | None = None,
         tags: Text = "",
         keys: Keys = (),
         body: Callable[..., object] | None = None,
@@ -455,47 +484,46 @@ class TransactionManager(Lifecycle, Generic[S]):
         while the local transaction keeps its locks. Each part is a constant or a function of the
         result.
 
+        A transaction may have several messages, for any topics and brokers, which become visible
+        if, and only if, the function commits: give each as a :class:`txmq.MessageTemplate`, or let
+        the function add them with ``tm.current().add(message)``.
+
         An exception in the function rolls back both sides and is raised to the caller. A
         :class:`txmq.errors.RollBack` also rolls back, but becomes the outcome's ``problem`` instead
         of being raised.
 
         Args:
+            templates: The messages. For a single one, give the other arguments instead, which
+                :class:`txmq.MessageTemplate` describes.
             topic: The message's topic.
             tags: Its tag.
             keys: Its key, or several.
-            body: Makes the body: bytes, or a value that JSON can carry. Without it, the body is the
-                argument, or all arguments by their names if there are several; or the result.
+            body: Makes the body.
             properties: Its properties.
-            made_from: ``"arguments"``, or ``"result"`` if the message needs values that only the
-                database knows, such as generated keys.
+            made_from: ``"arguments"`` or ``"result"``.
 
         Raises:
-            UsageError: The function does not fit the resource, or a part of the message is invalid.
+            UsageError: The function does not fit the resource, or a part of a message is invalid.
+            LimitExceeded: There are too many messages.
         """
+        messages = chosen(templates, topic, tags, keys, body, properties, made_from)
 
         def decorate(
             function: Callable[..., Any],
         ) -> Callable[..., Coroutine[Any, Any, TransactionOutcome]]:
-            template = self.template(function, topic, tags, keys, body, properties, made_from)
+            of_function = self.messages_of(function, messages)
 
             @functools.wraps(function)
             async def call(*args: Any, **kwargs: Any) -> TransactionOutcome:
-                return await self.called(template, function, args, kwargs)
+                return await self.called(of_function, function, args, kwargs)
 
-            return signed(call, template.shown)
+            return signed(call, of_function.shown)
 
         return decorate
 
-    def template(
-        self,
-        function: Callable[..., Any],
-        topic: Text,
-        tags: Text,
-        keys: Keys,
-        body: Callable[..., object] | None,
-        properties: Properties | None,
-        made_from: MadeFrom,
-    ) -> MessageTemplate:
+    def messages_of(
+        self, function: Callable[..., Any], templates: Sequence[MessageTemplate]
+    ) -> FunctionMessages:
         """How the messages of a function are made; see :meth:`transactional`.
 
         Raises:
@@ -503,17 +531,12 @@ class TransactionManager(Lifecycle, Generic[S]):
             UsageError: As for :meth:`transactional`.
         """
         name = getattr(function, "__qualname__", repr(function))
-        limit_s = self._settings.local_timeout
-        if made_from == "result" and limit_s > LATE_SECONDS_MAX:
-            # The fence row could be cleaned up before a check arrives.
-            raise ConfigError(
-                f"local_timeout is {limit_s}, but a message made from a result must be sent "
-                f"within {LATE_SECONDS_MAX} s"
-            )
+        if any(one.made_from == "result" for one in templates):
+            check_lateness(self._settings)
         if _MARK in getattr(function, "__dict__", {}):
             raise UsageError(
-                f"{name} is already a transaction, and a transaction has one message; send others "
-                "through an outbox, a table that it writes"
+                f"{name} is already a transaction; to send several messages in it, give a "
+                "MessageTemplate for each"
             )
         if inspect.iscoroutinefunction(function) is self._resource.is_blocking:
             if self._resource.is_blocking:
@@ -531,27 +554,22 @@ class TransactionManager(Lifecycle, Generic[S]):
             raise UsageError(f"{name} takes no session: its {place} must be one")
         if arguments[0].kind is not inspect.Parameter.VAR_POSITIONAL:
             del arguments[0]  # *args take the session and everything after it.
-        return MessageTemplate(
+        return FunctionMessages(
             name=name,
             signature=signature.replace(parameters=arguments),
-            topic=topic,
-            tags=tags,
-            keys=keys,
-            body=body,
-            properties=properties or {},
-            made_from=made_from,
+            templates=templates,
             owner=owner,
         )
 
     def called(
         self,
-        template: MessageTemplate,
+        messages: FunctionMessages,
         function: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         runner: Runner | None = None,
     ) -> Coroutine[Any, Any, TransactionOutcome]:
-        """One call of a decorated function, to be awaited. A message made from the arguments is
+        """One call of a decorated function, to be awaited. Messages made from the arguments are
         made at once, in the caller's thread.
 
         Raises:
@@ -559,25 +577,26 @@ class TransactionManager(Lifecycle, Generic[S]):
             LocalProtocolError: The arguments do not make a valid message.
             Exception: Any exception of the functions that make its parts.
         """
-        if template.owner is not None:
+        if messages.owner is not None:
             if not args:
-                raise TypeError(f"{template.name} is a method: call it on an object")
+                raise TypeError(f"{messages.name} is a method: call it on an object")
             function, args = MethodType(function, args[0]), args[1:]
-        call = function, args, kwargs
-        if template.made_from == "arguments":
-            return self.run(template.message(args, kwargs), call, runner)
-        template.bound(args, kwargs)
-        topic = template.topic if isinstance(template.topic, str) else ""
-        return self.run(LateMessage(topic, template.message_of, self._begin_late), call, runner)
+        late = messages if messages.from_result else None
+        return self.run(messages.early(args, kwargs), late, (function, args, kwargs), runner)
 
     async def run(
-        self, message: Message | LateMessage, call: Call, runner: Runner | None = None
+        self,
+        early: Sequence[Message],
+        late: FunctionMessages | None,
+        call: Call,
+        runner: Runner | None = None,
     ) -> TransactionOutcome:
-        """Run a function in a transaction; see :meth:`transactional`. If the message is made from
-        the result, each attempt is a separate transaction.
+        """Run a function in a transaction; see :meth:`transactional`. If it makes messages while it
+        runs, each attempt is a separate transaction.
 
         Args:
-            message: The message, or how it is made from the result.
+            early: The messages to send before it runs.
+            late: Makes messages from its result.
             call: The function, and its arguments after the session.
             runner: Where a plain function runs; by default in a thread of the producer.
 
@@ -587,7 +606,7 @@ class TransactionManager(Lifecycle, Generic[S]):
             TxmqError: As for :meth:`txmq.TransactionProducer.send_in_transaction`.
             Exception: What the function raised, or why the database refused the commit.
         """
-        work = self._new(message, call)
+        work = self._new(early, late, call)
         while True:
             transaction = work.transaction
             try:
@@ -601,12 +620,12 @@ class TransactionManager(Lifecycle, Generic[S]):
                 raise
             answer, pause_s = transaction.answer, None
             assert answer is not None, "it is decided"
-            if work.late is not None and work.problem is not None:
+            if work.has_sent and work.problem is not None:
                 pause_s = work.pause_s(answer.state, work.problem)
             if pause_s is None:
                 break
             await asyncio.sleep(pause_s)
-            work = self._new(message, call, work)
+            work = self._new(early, late, call, work)
         if outcome is None:
             return self._without_message(transaction.xid, answer, work.problem)
         if not work.has_begun:
@@ -615,14 +634,16 @@ class TransactionManager(Lifecycle, Generic[S]):
 
     def _new(
         self,
-        message: Message | LateMessage,
+        early: Sequence[Message],
+        late: FunctionMessages | None = None,
         call: Call | None = None,
         failed: Work[S] | None = None,
     ) -> Work[S]:
         """The local part of a new transaction.
 
         Args:
-            message: The message, or how the result makes it.
+            early: The messages to send before it runs.
+            late: Makes messages from its result.
             call: The function; ``None`` for a block.
             failed: The previous attempt, which was a separate transaction.
 
@@ -633,35 +654,36 @@ class TransactionManager(Lifecycle, Generic[S]):
         if running is not None:
             raise UsageError(
                 f"transaction {running.xid} is open here, and transactions cannot be nested: use "
-                "its session, and send further messages through an outbox"
+                "its session, and add further messages to it"
             )
         session = self._producer.client.session
         born_ms = session.clock.wall_ms()
-        late = message if isinstance(message, LateMessage) else None
-        transaction = self._producer.new(None if isinstance(message, LateMessage) else message)
-        if late is not None and transaction.is_followed:
-            self._producer.stories.open(transaction.xid, late.topic, self.group)
+        transaction = self._producer.new(early)
+        if not early and transaction.is_followed and late is not None:
+            self._producer.stories.open(transaction.xid, late.first_topic, self.group)
         if failed is not None:  # Keep counting its time and its failures.
             return replace(
-                failed, transaction=transaction, born_ms=born_ms, has_begun=False, problem=None
-            )
+                failed, transaction=transaction, born_ms=born_ms, has_begun=False, has_sent=False,
+                problem=None,
+            )  # fmt: skip
         work = Work(
             transaction, born_ms, self._resource, self._settings, self._deadlines,
-            session.clock, session.entropy, call, late,
+            session.clock, session.entropy, call, late, self._begin_late,
         )  # fmt: skip
         if late is not None:
             work.deadline = session.clock.monotonic() + self._settings.local_timeout
         return work
 
-    async def _begin_late(self, transaction: Transaction[Any], message: Message) -> None:
-        """Send the half message of a running local transaction, even while the producer is closing:
-        it finishes the transactions that have begun.
+    async def _begin_late(self, transaction: Transaction[Any], messages: Sequence[Message]) -> None:
+        """Send half messages of a running local transaction, even while the producer is closing: it
+        finishes the transactions that have begun.
 
         Raises:
             TxmqError: As for :meth:`run`; that transaction must not commit.
         """
-        self._producer.check_half(message)
-        await transaction.begin(message)
+        for message in messages:
+            self._producer.check_half(message)
+        await transaction.begin(messages)
 
     def _without_message(
         self, xid: str, answer: LocalAnswer, problem: BaseException | None
@@ -676,7 +698,7 @@ class TransactionManager(Lifecycle, Generic[S]):
         assert problem is not None, "a function that returns sends a message"
         # There is no half message, so no broker needs to confirm the rollback.
         outcome = TransactionOutcome(
-            state=TransactionState.ROLLED_BACK, xid=xid, sent=None, is_acknowledged=True
+            state=TransactionState.ROLLED_BACK, xid=xid, is_acknowledged=True
         )
         self.tally.add(outcome.state, is_acknowledged=True)
         return _result(outcome, problem, None)
@@ -684,7 +706,7 @@ class TransactionManager(Lifecycle, Generic[S]):
     # A block of code
 
     @asynccontextmanager
-    async def transaction(self, message: Message) -> AsyncIterator[Transaction[S]]:
+    async def transaction(self, *messages: Message) -> AsyncIterator[Transaction[S]]:
         """Run a block of code in a transaction. Its end commits; an exception rolls back.
 
         ::
@@ -692,6 +714,8 @@ class TransactionManager(Lifecycle, Generic[S]):
             async with tm.transaction(message) as transaction:
                 transaction.session.add(...)
             print(transaction.outcome)
+
+        It may have several messages, and the block may add more with ``transaction.add``.
 
         A block is not retried: after a serialization failure both sides are rolled back, and the
         error reaches the caller. The resource must be an asyncio one. A blocking one would stall
@@ -705,7 +729,7 @@ class TransactionManager(Lifecycle, Generic[S]):
             raise UsageError(
                 "this resource blocks, and would stall the loop: decorate a plain function"
             )
-        block = await self.begin(message)
+        block = await self.begin(messages)
         transaction, is_entered = block.transaction, False
         problem: BaseException | None = None
         try:
@@ -714,6 +738,7 @@ class TransactionManager(Lifecycle, Generic[S]):
                     with Entered(transaction, session), block.time_limit():
                         is_entered = True
                         yield transaction
+                        await block.asend()
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - raised below
             problem = error
         except BaseException:
@@ -724,13 +749,15 @@ class TransactionManager(Lifecycle, Generic[S]):
             raise problem  # The block did not run, so it cannot receive the outcome.
         transaction.decided = outcome
 
-    async def begin(self, message: Message) -> Work[S]:
+    async def begin(self, messages: Sequence[Message]) -> Work[S]:
         """Open a transaction, the first part of :meth:`transaction`.
 
         Raises:
             TxmqError: As for :meth:`run`.
         """
-        block = self._new(message)
+        if not messages:
+            raise UsageError("a transaction needs a message before its block begins")
+        block = self._new(messages)
         transaction = block.transaction
         half = await transaction.prepare()
         with ExitStack() as unless_begun:
@@ -787,7 +814,7 @@ class TransactionManager(Lifecycle, Generic[S]):
             log.warning("transaction %s was begun by no manager of %s", message.id, self.group)
             return LocalTransactionState.UNKNOWN
         return await self._resource.check(
-            message.id, self.group, message.born_ms, identity=identity
+            message.xid, self.group, message.born_ms, identity=identity
         )
 
 

@@ -1,10 +1,10 @@
-"""Makes the message of a decorated function from its arguments, or from its result."""
+"""Makes the messages of a decorated function from its arguments, or from its result."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, Literal, TypeAlias
 
@@ -12,8 +12,17 @@ from txmq.client.body import encode_body
 from txmq.errors import LocalProtocolError, UsageError
 from txmq.message import Message
 from txmq.runtime.signatures import signature_of
+from txmq.transaction.state import check_count
 
-__all__ = ["Keys", "MadeFrom", "MessageTemplate", "Properties", "Text"]
+__all__ = [
+    "FunctionMessages",
+    "Keys",
+    "MadeFrom",
+    "MessageTemplate",
+    "Properties",
+    "Text",
+    "chosen",
+]
 
 Text: TypeAlias = str | Callable[..., str]
 Keys: TypeAlias = str | Iterable[str] | Callable[..., object]
@@ -26,34 +35,28 @@ _BY_POSITION: Final = (
 )
 _PLAIN: Final = (str, int, float, type(None))
 """Checked first, because the test for a Mapping is expensive."""
-_ONE: Final = (
-    "a transaction has one message; send others through an outbox, a table that the local "
-    "transaction writes"
-)
-"""The advice for calls that would send several messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MessageTemplate:
-    """How to make a decorated function's message. Each part is a constant, or a function of the
-    arguments or of the result.
+    """How to make one message of a decorated function. Each part is a constant, or a function of
+    the arguments or of the result.
 
     Raises:
         UsageError: A part has the wrong type, or takes other arguments.
     """
 
-    name: str
-    """The decorated function's name, for errors."""
-    signature: inspect.Signature
-    """The parameters that a caller passes, without ``self`` and the session."""
     topic: Text
-    tags: Text
-    keys: Keys
-    body: Callable[..., object] | None
-    properties: Properties
+    tags: Text = ""
+    keys: Keys = ()
+    """Its key, or several."""
+    body: Callable[..., object] | None = None
+    """Makes the body: bytes, or a value that JSON can carry. Without it, the body is the argument,
+    or all arguments by their names if there are several; or the result."""
+    properties: Properties = field(default_factory=dict)
     made_from: MadeFrom = "arguments"
-    owner: inspect.Parameter | None = None
-    """A method's ``self`` parameter."""
+    """``"arguments"``, or ``"result"`` if the message needs values that only the database knows,
+    such as generated keys."""
 
     def __post_init__(self) -> None:
         """Reject unusable parts before the first call."""
@@ -62,10 +65,101 @@ class MessageTemplate:
                 f"a message is made from 'arguments' or from the 'result', not {self.made_from!r}"
             )
         if not isinstance(self.topic, str) and not callable(self.topic):
-            raise UsageError(f"{self.topic!r} is not a topic: {_ONE}")
+            raise UsageError(
+                f"{self.topic!r} is not a topic: give several messages as MessageTemplate(...) each"
+            )
         if self.made_from == "result":
             for part in ("topic", "tags", "keys", "body", "properties"):
                 self._check_takes_result(part, getattr(self, part))
+
+    def _check_takes_result(self, part: str, of: object) -> None:
+        if not callable(of):
+            return
+        try:
+            signature_of(of).bind(object())
+        except TypeError as error:
+            raise UsageError(
+                f"the {part} of the message is made from the result alone, but this function takes "
+                f"other arguments: {error}"
+            ) from error
+        except ValueError:
+            return  # Some built-in functions have no signature.
+
+    def message(
+        self, name: str, whole: object, args: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> Message:
+        """Make a message.
+
+        Args:
+            name: The decorated function, for errors.
+            whole: What the body is made of if no function makes it.
+            args: What the functions receive that make its parts.
+            kwargs: As ``args``.
+
+        Raises:
+            LocalProtocolError: It would be no valid message.
+            Exception: Any exception of the functions that make its parts.
+        """
+        topic: Any = self.topic(*args, **kwargs) if callable(self.topic) else self.topic
+        tags: Any = self.tags(*args, **kwargs) if callable(self.tags) else self.tags
+        keys: Any = self.keys(*args, **kwargs) if callable(self.keys) else self.keys
+        body = whole if self.body is None else self.body(*args, **kwargs)
+        more = self.properties
+        for part, text in (("topic", topic), ("tags", tags or "")):
+            if not isinstance(text, str):
+                raise LocalProtocolError(
+                    f"the {part} of {name}'s message is not a string: {text!r}"
+                )
+        if isinstance(keys, str) or not isinstance(keys, Iterable):
+            keys = () if keys is None else (keys,)
+        if not isinstance(body, _PLAIN) and _holds_messages(body):
+            raise LocalProtocolError(
+                f"the body of {name}'s message holds a Message: give its parts, as `topic=` and "
+                "`body=`; a function that makes whole messages adds them to its transaction"
+            )
+        try:
+            encoded = encode_body(body)
+        except LocalProtocolError as error:
+            raise LocalProtocolError(
+                f"the message of {name} has no body: {error}; give it `body=`, a function that "
+                f"makes it from the {self.made_from}"
+            ) from error
+        return Message(
+            topic=topic,
+            tags=tags or "",
+            keys=tuple(map(str, keys)),
+            body=encoded,
+            properties=dict(more(*args, **kwargs) if callable(more) else more),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FunctionMessages:
+    """The messages of a decorated function."""
+
+    name: str
+    """The function's name, for errors."""
+    signature: inspect.Signature
+    """The parameters that a caller passes, without ``self`` and the session."""
+    templates: Sequence[MessageTemplate]
+    owner: inspect.Parameter | None = None
+    """A method's ``self`` parameter."""
+
+    @cached_property
+    def from_arguments(self) -> Sequence[MessageTemplate]:
+        """Those that are sent before the function runs."""
+        return [one for one in self.templates if one.made_from == "arguments"]
+
+    @cached_property
+    def from_result(self) -> Sequence[MessageTemplate]:
+        """Those that are sent after it has run."""
+        return [one for one in self.templates if one.made_from == "result"]
+
+    @property
+    def first_topic(self) -> str:
+        """The topic of the first message, if it is known in advance."""
+        topic = self.templates[0].topic
+        return topic if isinstance(topic, str) else ""
 
     @property
     def shown(self) -> inspect.Signature:
@@ -82,18 +176,8 @@ class MessageTemplate:
         parameters = self.signature.parameters.values()
         return all(parameter.kind in _BY_POSITION for parameter in parameters)
 
-    def bound(
-        self, args: tuple[object, ...], kwargs: Mapping[str, object]
-    ) -> inspect.BoundArguments:
-        """Bind the arguments of one call.
-
-        Raises:
-            TypeError: The function does not take these arguments.
-        """
-        return self.signature.bind(*args, **kwargs)
-
-    def message(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Message:
-        """Make the message of one call from its arguments.
+    def early(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[Message]:
+        """Make the messages of one call from its arguments.
 
         Raises:
             TypeError: The function does not take these arguments.
@@ -102,75 +186,63 @@ class MessageTemplate:
         """
         if self.is_simple and not kwargs and len(args) == len(self.signature.parameters):
             # The usual call; binding costs more than the rest of this method.
-            named = dict(zip(self.signature.parameters, args, strict=True))
-            return self._made(args[0] if len(args) == 1 else named, args, kwargs)
-        given = self.bound(args, kwargs)
-        given.apply_defaults()
-        values = given.arguments
-        whole = next(iter(values.values())) if len(values) == 1 else values
-        return self._made(whole, given.args, given.kwargs)
+            named: Mapping[str, object] = dict(zip(self.signature.parameters, args, strict=True))
+            whole = args[0] if len(args) == 1 else named
+        else:
+            given = self.signature.bind(*args, **kwargs)
+            given.apply_defaults()
+            values = given.arguments
+            whole = next(iter(values.values())) if len(values) == 1 else values
+            args, kwargs = given.args, given.kwargs
+        return [one.message(self.name, whole, args, kwargs) for one in self.from_arguments]
 
-    def message_of(self, result: object) -> Message:
-        """Make the message of one call from its result.
+    def late(self, result: object) -> list[Message]:
+        """Make the messages of one call from its result.
 
         Raises:
             LocalProtocolError: The result does not make a valid message.
             Exception: Any exception of the functions that make its parts.
         """
-        if result is None and self.body is None:
-            raise LocalProtocolError(
-                f"{self.name} returned nothing to make its message from; return the content, or "
-                "give `body=`, a function that makes it"
-            )
-        return self._made(result, (result,), {})
-
-    def _made(
-        self, whole: object, args: tuple[object, ...], kwargs: Mapping[str, object]
-    ) -> Message:
-        topic: Any = self.topic(*args, **kwargs) if callable(self.topic) else self.topic
-        tags: Any = self.tags(*args, **kwargs) if callable(self.tags) else self.tags
-        keys: Any = self.keys(*args, **kwargs) if callable(self.keys) else self.keys
-        body = whole if self.body is None else self.body(*args, **kwargs)
-        more = self.properties
-        for name, part in (("topic", topic), ("tags", tags or "")):
-            if not isinstance(part, str):
+        for one in self.from_result:
+            if result is None and one.body is None:
                 raise LocalProtocolError(
-                    f"the {name} of {self.name}'s message is not a string: {part!r}"
+                    f"{self.name} returned nothing to make its message from; return the content, "
+                    "or give `body=`, a function that makes it"
                 )
-        if isinstance(keys, str) or not isinstance(keys, Iterable):
-            keys = () if keys is None else (keys,)
-        if not isinstance(body, _PLAIN) and _holds_messages(body):
-            raise LocalProtocolError(
-                f"the body of {self.name}'s message holds a Message: give its parts, as `topic=` "
-                f"and `body=`. Note that {_ONE}"
-            )
-        try:
-            encoded = encode_body(body)
-        except LocalProtocolError as error:
-            raise LocalProtocolError(
-                f"the message of {self.name} has no body: {error}; give it `body=`, a function "
-                f"that makes it from the {self.made_from}"
-            ) from error
-        return Message(
-            topic=topic,
-            tags=tags or "",
-            keys=tuple(map(str, keys)),
-            body=encoded,
-            properties=dict(more(*args, **kwargs) if callable(more) else more),
-        )
+        return [one.message(self.name, result, (result,), {}) for one in self.from_result]
 
-    def _check_takes_result(self, part: str, of: object) -> None:
-        if not callable(of):
-            return
-        try:
-            signature_of(of).bind(object())
-        except TypeError as error:
-            raise UsageError(
-                f"the {part} of {self.name}'s message is made from the result alone, but this "
-                f"function takes other arguments: {error}"
-            ) from error
-        except ValueError:
-            return  # Some built-in functions have no signature.
+
+def chosen(
+    templates: Sequence[MessageTemplate],
+    topic: Text | None,
+    tags: Text,
+    keys: Keys,
+    body: Callable[..., object] | None,
+    properties: Properties | None,
+    made_from: MadeFrom,
+) -> Sequence[MessageTemplate]:
+    """The templates of a decorator, or the one that its other arguments describe.
+
+    Raises:
+        UsageError: There are none, or both kinds, or one is no template.
+        LimitExceeded: There are too many.
+    """
+    for one in templates:
+        if not isinstance(one, MessageTemplate):
+            raise UsageError(f"{one!r} is not a MessageTemplate; a single message needs topic=...")
+    if topic is not None and not templates:
+        parts = properties or {}
+        return [
+            MessageTemplate(
+                topic=topic, tags=tags, keys=keys, body=body, properties=parts, made_from=made_from
+            )
+        ]
+    if topic is not None or tags or keys or body or properties:
+        raise UsageError("give the topic and the other parts in each MessageTemplate")
+    if not templates:
+        raise UsageError("a transaction needs a message: give its topic, or MessageTemplates")
+    check_count(len(templates))
+    return templates
 
 
 def _holds_messages(body: object) -> bool:

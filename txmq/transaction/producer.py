@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from types import TracebackType
@@ -18,7 +18,7 @@ from txmq.client.client import Client
 from txmq.client.send.producer import Producer, Sender, check_kind
 from txmq.client.values import SendResult
 from txmq.errors import LocalProtocolError, UsageError
-from txmq.message import Message, ReceivedMessage
+from txmq.message import XID, Message, ReceivedMessage
 from txmq.protocol import properties
 from txmq.protocol.headers import CheckState
 from txmq.remoting.connection import Connection
@@ -41,6 +41,7 @@ from txmq.transaction.state import (
     Phase,
     TransactionOutcome,
     TransactionTally,
+    check_count,
 )
 
 __all__ = ["HalfMessageProducer", "TransactionProducer"]
@@ -104,7 +105,7 @@ class HalfMessageProducer(Producer):
         # Do this before any broker knows this producer: checks may arrive at once.
         context = ProducerContext(
             self.client, self.group, self.settings, self.tally, self.stories,
-            self._send_half, self.half_of, self._resource,
+            self._send_half, self.half_of, self.check_half, self._resource,
         )  # fmt: skip
         checks = CheckAnswerer(
             self.group, self._check, context.ends, self.settings, self.tally, self.stories.look,
@@ -161,14 +162,15 @@ class HalfMessageProducer(Producer):
 
     # Transactions
 
-    def new(self, message: Message | None = None) -> Transaction[Any]:
+    def new(self, messages: Sequence[Message] = ()) -> Transaction[Any]:
         """A transaction that has not begun.
 
         Args:
-            message: Its message; ``None`` if the local transaction's result makes it.
+            messages: Its messages, except those that the local transaction makes.
 
         Raises:
-            LocalProtocolError: The message cannot be sent in a transaction.
+            LocalProtocolError: A message cannot be sent in a transaction.
+            LimitExceeded: There are too many messages.
             UsageError: The producer is not open, or is closing.
         """
         context = self._context
@@ -179,21 +181,27 @@ class HalfMessageProducer(Producer):
             owner.check()
         if context.is_closing:
             raise UsageError(f"this {self._noun} is closing, and begins no more transactions")
-        xid = None if message is None else self.check_half(message)
+        check_count(len(messages))
+        xid, *others = map(self.check_half, messages) if messages else (None,)
+        if any(others):
+            raise LocalProtocolError(
+                "only the first message of a transaction may have a unique key, which is the "
+                "transaction's id"
+            )
         if xid is None:
             xid = self.client.session.ids.next()
-        return Transaction(self.group, xid, context, self._is_followed(), message)
+        return Transaction(self.group, xid, context, self._is_followed(), tuple(messages))
 
     def _is_followed(self) -> bool:
         return self._hooks is not None or story.log.isEnabledFor(logging.DEBUG)
 
-    def _send_half(self, message: Message, xid: str) -> Awaitable[SendResult]:
+    def _send_half(self, message: Message, message_id: str, xid: str) -> Awaitable[SendResult]:
         sender = self._sender
         if sender is None:
             raise self._not_open()
         is_watched = self._hooks is not None or self._chain is not None
-        if is_watched or message.properties or not message.wait_stored:
-            half = self.half_of(message, xid)
+        if is_watched or message_id != xid or message.properties or not message.wait_stored:
+            half = self.half_of(message, message_id, xid)
             if is_watched:
                 return self._send_watched(sender, half, xid)
             return sender.send_half(half, None)
@@ -230,8 +238,7 @@ class HalfMessageProducer(Producer):
         if type(message) is not Message:
             if not isinstance(message, Message):
                 raise LocalProtocolError(
-                    f"a transaction sends one Message, not a {type(message).__name__}; send others "
-                    "through an outbox, a table that the local transaction writes"
+                    f"a transaction sends Messages, not a {type(message).__name__}"
                 )
             check_kind(message)
         named = message.properties
@@ -248,10 +255,12 @@ class HalfMessageProducer(Producer):
             raise LocalProtocolError("a manager assigns its messages' ids; remove the unique key")
         return named[properties.UNIQUE_KEY]
 
-    def half_of(self, message: Message, xid: str) -> Message:
+    def half_of(self, message: Message, message_id: str, xid: str) -> Message:
         """Turn a message into a half message, by adding its marks."""
         marks = self._marks_of(None if self._resource is None else self._resource.identity)
-        named = {properties.UNIQUE_KEY: xid, **message.properties, **marks}
+        if message_id != xid:
+            marks[XID] = xid
+        named = {properties.UNIQUE_KEY: message_id, **message.properties, **marks}
         # Not replace(), which would double the cost of this method.
         return Message(
             topic=message.topic, body=message.body, tags=message.tags, keys=message.keys,
@@ -326,7 +335,9 @@ class TransactionProducer(HalfMessageProducer):
         self.listener = listener
         self._is_async = is_async(listener.execute_local_transaction)
 
-    async def send_in_transaction(self, message: Message, arg: object = None) -> TransactionOutcome:
+    async def send_in_transaction(
+        self, message: Message | Sequence[Message], arg: object = None
+    ) -> TransactionOutcome:
         """Send a half message, run its local transaction, and commit or roll back both.
 
         The listener's ``execute_local_transaction`` runs once the half message is stored. If the
@@ -337,7 +348,7 @@ class TransactionProducer(HalfMessageProducer):
         open until a broker's check. A plain local transaction runs to its end and is then decided.
 
         Args:
-            message: The message; it must not be delayed.
+            message: The message, or several that share one decision. They must not be delayed.
             arg: Passed to the listener unchanged.
 
         Returns:
@@ -356,28 +367,37 @@ class TransactionProducer(HalfMessageProducer):
         return await self.transact(message, arg)
 
     async def transact(
-        self, message: Message, arg: object = None, runner: Runner | None = None
+        self,
+        message: Message | Sequence[Message],
+        arg: object = None,
+        runner: Runner | None = None,
     ) -> TransactionOutcome:
         """Like :meth:`send_in_transaction`, with the thread that runs a plain local transaction.
 
         Raises:
             TxmqError: As for :meth:`send_in_transaction`.
         """
-        transaction, execute = self.new(message), self.listener.execute_local_transaction
+        transaction, execute = self._new(message), self.listener.execute_local_transaction
         threads = None if self._is_async else runner or transaction.context.threads
         outcome = await transaction.run(lambda: execute(transaction.message, arg), threads)
         assert outcome is not None, "its half message was sent"
         return outcome
 
-    async def prepare(self, message: Message) -> HalfMessage:
-        """Send a half message, the first part of :meth:`send_in_transaction`.
+    def _new(self, message: Message | Sequence[Message]) -> Transaction[Any]:
+        if isinstance(message, Sequence) and not message:
+            raise LocalProtocolError("a transaction needs a message")
+        return self.new(message if isinstance(message, Sequence) else (message,))
+
+    async def prepare(self, message: Message | Sequence[Message]) -> HalfMessage:
+        """Send a half message, the first part of :meth:`send_in_transaction`. Of several, this
+        returns the first one.
 
         The transaction stays open until :meth:`decide` or the answer to a check decides it.
 
         Raises:
             TxmqError: As for :meth:`send_in_transaction`.
         """
-        transaction = self.new(message)
+        transaction = self._new(message)
         half = await transaction.prepare()
         transaction.leave()
         return half
@@ -401,8 +421,9 @@ class TransactionProducer(HalfMessageProducer):
         if self._context is None:
             raise self._not_open()
         transaction: Transaction[None] = Transaction(
-            self.group, half.id, self._context, self._is_followed(),
-            sent=half.sent, known_half=half, phase=Phase.BEGUN,
+            self.group, half.id, self._context, self._is_followed(), phase=Phase.BEGUN,
+            sent=(half.sent, *(other.sent for other in half.others)),
+            known_halves=(half, *half.others),
         )  # fmt: skip
         outcome = await transaction.decide(LocalAnswer(state, problem))
         assert outcome is not None, "its half message was sent"

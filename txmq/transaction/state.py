@@ -7,15 +7,16 @@ conflict, which an operator must resolve.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from itertools import product
 from typing import Any, Final
 
 from txmq.client.values import SendResult, SendStatus
-from txmq.errors import OutcomeUnknown, RollBack, UsageError
-from txmq.message import Message, Queue, QueueOffset
+from txmq.errors import LimitExceeded, OutcomeUnknown, RollBack, UsageError
+from txmq.limits import MESSAGES_OF_TRANSACTION_MAX
+from txmq.message import XID, Message, Queue, QueueOffset
 from txmq.protocol.codes import SysFlag
 
 __all__ = [
@@ -30,7 +31,9 @@ __all__ = [
     "TransactionState",
     "TransactionTally",
     "Verb",
+    "check_count",
     "doubt_of",
+    "half_message",
 ]
 
 
@@ -70,6 +73,8 @@ TRANSITIONS: Final[Mapping[tuple[Phase, Verb], Phase]] = {
     (Phase.NEW, Verb.WORK): Phase.UNSENT,
     (Phase.UNSENT, Verb.BEGIN): Phase.WORKING,
     (Phase.UNSENT, Verb.DECIDE): Phase.DECIDED,
+    # The local transaction has added messages.
+    (Phase.WORKING, Verb.BEGIN): Phase.WORKING,
 }
 """The phase that each allowed step leads to."""
 
@@ -141,26 +146,57 @@ class HalfMessage(Message):
     """A stored message that no consumer sees yet, because its transaction is undecided."""
 
     id: str
-    """The transaction's id, ``xid``, by which checks name it. Store it with the writes of the local
-    transaction."""
+    """The message's id. That of a transaction's first message is also the transaction's."""
     sent: SendResult
+    others: tuple[HalfMessage, ...] = ()
+    """The transaction's other messages, for a listener."""
 
     @property
     def key(self) -> str:
         """The first of its keys, or its id if it has no key."""
         return self.keys[0] if self.keys else self.id
 
+    @property
+    def xid(self) -> str:
+        """The transaction's id, by which checks name it. Store it with the writes of the local
+        transaction.
+        """
+        return self.properties.get(XID, self.id)
+
     def doubt(self) -> UsageError | None:
-        """Why its local transaction must not commit; ``None`` if the message is stored safely."""
-        return doubt_of(self.sent)
+        """Why its local transaction must not commit; ``None`` if all messages of its transaction
+        are stored safely.
+        """
+        return doubt_of((self.sent, *(other.sent for other in self.others)))
 
 
-def doubt_of(sent: SendResult) -> UsageError | None:
+def half_message(message: Message, sent: SendResult) -> HalfMessage:
+    """A stored half message, with its marks and the broker's answer."""
+    return HalfMessage(
+        topic=message.topic, body=message.body, tags=message.tags, keys=message.keys,
+        properties=message.properties, flag=message.flag, id=sent.id, sent=sent,
+    )  # fmt: skip
+
+
+def doubt_of(sent: Iterable[SendResult]) -> UsageError | None:
     """See :meth:`HalfMessage.doubt`."""
     # Like stock producers, give up a message that exists only in the broker's memory.
-    if sent.status is SendStatus.OK:
-        return None
-    return UsageError(f"the half message is stored, but not safely: {sent.status.name}")
+    for one in sent:
+        if one.status is not SendStatus.OK:
+            return UsageError(f"the half message is stored, but not safely: {one.status.name}")
+    return None
+
+
+def check_count(count: int) -> None:
+    """Refuse too many messages of one transaction.
+
+    Raises:
+        LimitExceeded: There are too many.
+    """
+    if count > MESSAGES_OF_TRANSACTION_MAX:
+        raise LimitExceeded(
+            "the number of a transaction's messages", MESSAGES_OF_TRANSACTION_MAX, count
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,11 +205,11 @@ class TransactionOutcome:
 
     state: TransactionState
     xid: str
-    """The transaction's id: its message's unique key."""
-    sent: SendResult | None
-    """The broker's answer to the half message, if one was sent."""
+    """The transaction's id: the unique key of its first message."""
+    sent: tuple[SendResult, ...] = ()
+    """The brokers' answers to its half messages; empty if none was sent."""
     is_acknowledged: bool
-    """Whether the broker has confirmed the decision. Otherwise the broker asks this producer's
+    """Whether all its brokers have confirmed the decision. Otherwise a broker asks this producer's
     group, and receives the same decision."""
     problem: Exception | None = None
     """The exception of the local transaction, or why the broker has not confirmed."""
@@ -199,23 +235,23 @@ class TransactionOutcome:
 
     @property
     def message_id(self) -> str:
-        """The message's id once it is visible: the ``xid``."""
+        """The id of its first message once it is visible: the ``xid``."""
         return self.xid
 
     @property
     def half(self) -> SendResult:
-        """The broker's answer to the half message; its offset counts half messages.
+        """The broker's answer to the first half message; its offset counts half messages.
 
         Raises:
             UsageError: No half message was sent: the result would have made it.
         """
-        if self.sent is None:
+        if not self.sent:
             raise UsageError(f"transaction {self.xid} was rolled back before it had a message")
-        return self.sent
+        return self.sent[0]
 
     @property
     def queue(self) -> Queue:
-        """The queue in which the message is visible once it is committed."""
+        """The queue in which its first message is visible once it is committed."""
         return self.half.queue
 
     @property

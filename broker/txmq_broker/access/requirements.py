@@ -50,11 +50,11 @@ class MessageTopics(NamedTuple):
 
     at: Callable[[int], str | None]
     """The topic of the message at a position of the log."""
-    of_half: Callable[[EndTransaction], str | None]
-    """The topic of the open half message that an END names."""
+    of_halves: Callable[[EndTransaction], Iterable[str]]
+    """The topics of the open half messages that an END names."""
 
 
-NO_MESSAGES: Final = MessageTopics(lambda _: None, lambda _: None)
+NO_MESSAGES: Final = MessageTopics(lambda _: None, lambda _: ())
 
 Requirement: TypeAlias = Callable[[Command, MessageTopics], Iterable[Need]]
 """Returns the permissions that a request needs; none if any account is enough."""
@@ -127,8 +127,7 @@ def _filter_check(request: Command, _topics: MessageTopics) -> Iterable[Need]:
 
 
 def _end(request: Command, topics: MessageTopics) -> Iterable[Need]:
-    topic = topics.of_half(request.read(EndTransaction))
-    return [] if topic is None else [Need("topic", topic, PUB)]
+    return [Need("topic", topic, PUB) for topic in topics.of_halves(request.read(EndTransaction))]
 
 
 def _message_at(*needs: Need) -> Requirement:

@@ -16,15 +16,21 @@ from typing import Final
 import msgspec
 
 from txmq.errors import (
+    CorruptRecord,
     IllegalOperation,
+    InvalidParameter,
     NotFound,
     ShouldCommit,
     ShouldRollBack,
     TransactionFailed,
     TransactionGroupWrong,
 )
+from txmq.limits import MESSAGES_OF_TRANSACTION_MAX
+from txmq.message import XID
+from txmq.protocol import properties
 from txmq.protocol.codes import SysFlag
-from txmq.protocol.headers import EndTransaction
+from txmq.protocol.headers import EndTransaction, OtherHalf
+from txmq.protocol.properties import id_in_transaction
 from txmq.protocol.span import DecisionKind, DecisionSource
 from txmq.text import quantity
 from txmq_broker.config import CheckBackSettings
@@ -165,8 +171,8 @@ class Transactions:
         """Stage the decisions of ENDs, from the first one on.
 
         It stops at the first END that needs :meth:`find` and :meth:`decide`: its id, place or group
-        does not match an open transaction, or the message must be copied. It does not consult
-        STEPS, because an open transaction, parked or not, takes every END.
+        does not match an open transaction, the message must be copied, or it is about several. It
+        does not consult STEPS, because an open transaction, parked or not, takes every END.
 
         Returns:
             How many ENDs it took.
@@ -184,7 +190,8 @@ class Transactions:
             entry, shared = found
             position = entry[1]
             if (
-                entry[0] != end.tran_state_table_offset
+                end.others
+                or entry[0] != end.tran_state_table_offset
                 or position != end.commit_log_offset
                 or shared[1] != end.producer_group
                 or (kind is _COMMITTED and position < oldest)
@@ -208,14 +215,34 @@ class Transactions:
         """
         offset, position = header.tran_state_table_offset, header.commit_log_offset
         key = transaction_key(header.msg_id or header.transaction_id or "")
+        return self._find(key, offset, position, header.producer_group)
+
+    def find_all(self, header: EndTransaction) -> list[TransactionStatus]:
+        """The half messages that an END names, which share a decision.
+
+        Raises:
+            RemoteProtocolError: The END does not name them properly.
+            TxmqError: As for :meth:`find`.
+        """
+        others = OtherHalf.read(header.others) if header.others else ()
+        if len(others) >= MESSAGES_OF_TRANSACTION_MAX:
+            limit = MESSAGES_OF_TRANSACTION_MAX
+            raise InvalidParameter(f"an END is about at most {limit} half messages")
+        group = header.producer_group
+        found = [self.find(header)]
+        found += [
+            self._find(transaction_key(other.id), other.offset, other.position, group)
+            for other in others
+        ]
+        return list({status.key: status for status in found}.values())
+
+    def _find(self, key: int, offset: int, position: int, group: str) -> TransactionStatus:
         half, is_open = self.halves.pending.find(key), True
         if half is None or half.offset != offset or half.position != position:
             # Clients may change the id; offset and position always come from the broker.
             key, half, is_open = self._find_by_place(offset, position)
-        if half.group != header.producer_group:
-            raise TransactionGroupWrong(
-                f"the transaction belongs to {half.group}, not to {header.producer_group}"
-            )
+        if half.group != group:
+            raise TransactionGroupWrong(f"the transaction belongs to {half.group}, not to {group}")
         return self._as_it_stands(key, half) if is_open else self._decided(key, half)
 
     def _find_by_place(self, offset: int, position: int) -> tuple[int, Half, bool]:
@@ -245,6 +272,27 @@ class Transactions:
         half = self.halves.pending.find(key)
         return None if half is None else self._as_it_stands(key, half)
 
+    def together(self, xid: str) -> list[TransactionStatus]:
+        """The open half messages here of the transaction with this id."""
+        keys = (
+            transaction_key(id_in_transaction(xid, number))
+            for number in range(MESSAGES_OF_TRANSACTION_MAX)
+        )
+        found = filter(None, map(self.find_by_key, keys))
+        # Other clients may give ids that look like these.
+        return [status for status in found if self.xid_of(status) == xid]
+
+    def xid_of(self, status: TransactionStatus) -> str | None:
+        """The id of a half message's transaction; ``None`` if the half message is damaged."""
+        half = status.half or self.halves.pending.find(status.key)
+        if half is None:
+            return None
+        try:
+            text = self.halves.record_of(half).properties
+        except CorruptRecord:
+            return None
+        return properties.find(text, XID) or properties.find(text, properties.UNIQUE_KEY)
+
     def _as_it_stands(self, key: int, half: Half) -> TransactionStatus:
         kind = self.halves.closing.get(key)
         if kind is not None:
@@ -263,35 +311,37 @@ class Transactions:
 
     def decide(
         self,
-        found: TransactionStatus,
+        found: Sequence[TransactionStatus],
         event: Event,
         source: DecisionSource,
         now_ms: int,
         reason: str = "",
     ) -> None:
-        """Stage a decision, unless the same decision was made before.
+        """Stage one decision on half messages of a transaction, except those with this decision.
+
+        All of them go into one span of the log, so a crash leaves all decided or none. A conflict
+        in one is a conflict of the whole.
 
         Raises:
-            ShouldCommit: The transaction was committed before.
-            ShouldRollBack: The transaction was rolled back before.
+            ShouldCommit: One of them was committed before; nothing was staged.
+            ShouldRollBack: One of them was rolled back before; nothing was staged.
         """
-        target = STEPS.get((found.state, event))
-        if target is None:
-            self._conflict(found, event, source)
-        if target is found.state or found.half is None:
-            self.tally.repeated += 1
-            return
+        for status in found:
+            if (status.state, event) not in STEPS:
+                self._conflict(status, event, source)
         kind = _COMMITTED if event is _COMMIT else _ROLLED_BACK
-        self._stage_one(found.key, kind, source, reason, now_ms)
+        read, text = self.halves.pending.read, reason.encode()
+        decisions: list[NewDecision] = []
+        for status in found:
+            entry = None if status.half is None else read(status.key)
+            if entry is None:
+                self.tally.repeated += 1
+            else:
+                decisions.append((status.key, *entry, kind, source, text))
+        if decisions:
+            self._stage(decisions, now_ms)
         if source is _OPERATOR:
-            self.tally.forced += 1
-
-    def _stage_one(
-        self, key: int, kind: DecisionKind, source: DecisionSource, reason: str, now_ms: int
-    ) -> None:
-        found = self.halves.pending.read(key)
-        assert found is not None, "only an open transaction is decided"
-        self._stage([(key, *found, kind, source, reason.encode())], now_ms)
+            self.tally.forced += len(decisions)
 
     def _stage(self, decisions: Sequence[NewDecision], now_ms: int) -> None:
         self.halves.decide(decisions, now_ms)
@@ -337,7 +387,9 @@ class Transactions:
         half = self.halves.pending.find(key)
         if half is None or key in self.halves.parking or key in self.halves.closing:
             return
-        self._stage_one(key, DecisionKind.PARKED, DecisionSource.BROKER, "", now_ms)
+        found = self.halves.pending.read(key)
+        assert found is not None, "it is open"
+        self._stage([(key, *found, DecisionKind.PARKED, DecisionSource.BROKER, b"")], now_ms)
         sent = self.halves.sent_at(half.position)
         log.error(
             "the transaction %s of %s is parked: %s brought no decision; "

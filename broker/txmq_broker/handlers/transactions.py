@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from heapq import nsmallest
 from itertools import islice
@@ -25,6 +25,7 @@ from txmq.protocol.bodies import OpenTransactions, TransactionEntry
 from txmq.protocol.codes import RequestCode, SysFlag
 from txmq.protocol.command import ONEWAY, Command, answer
 from txmq.protocol.headers import (
+    DECIDED,
     DecideTransaction,
     EndTransaction,
     ListTransactions,
@@ -147,32 +148,35 @@ class TransactionHandlers:
             return None
         source = _CHECK if header.from_transaction_check else _PRODUCER
 
-        def decide(now_ms: int) -> None:
-            self._transactions.decide(self._transactions.find(header), event, source, now_ms)
+        def decide(now_ms: int) -> int:
+            found = self._transactions.find_all(header)
+            self._transactions.decide(found, event, source, now_ms)
+            return len(found)
 
         self._decide(connection, request, decide)
         return None
 
     def _decide(
-        self, connection: Connection, request: Command, decide: Callable[[int], None]
+        self, connection: Connection, request: Command, decide: Callable[[int], int]
     ) -> None:
         """Decide one transaction; a conflict is reported once the earlier decision is durable.
 
         Args:
             connection: The connection of the request.
             request: The request.
-            decide: Finds the transaction, and stages the decision with the given time stamp.
+            decide: Finds the transaction, stages the decision with the given time stamp, and
+                returns how many half messages it is about.
         """
         if self._admission.reasons:
             self._admission.check_decisions()
         # Before any look-up, as in end_run.
         now_ms = self._flusher.decision_ms()
         try:
-            decide(now_ms)
+            count = decide(now_ms)
         except (ShouldCommit, ShouldRollBack) as error:
             reply = answer(request, error.code, remark=str(error))
         else:
-            reply = done(request)
+            reply = done(request) if count == 1 else answer(request, 0, {DECIDED: str(count)})
         if not request.flag & ONEWAY:
             self._flusher.answer(connection, [request], [reply])
 
@@ -181,14 +185,14 @@ class TransactionHandlers:
     def resume_check(self, connection: Connection, request: Command) -> bytes:
         """323: check a transaction again, parked or not; RocketMQ's request for it."""
         name = request.read(ResumeCheck).msg_id or ""
-        self._recheck(self._named(name).key, self._recheck_note(connection, request))
+        self._recheck_whole(name, self._recheck_note(connection, request))
         return answer(request)
 
     def recheck(self, connection: Connection, request: Command) -> bytes:
         """7704: check a transaction again, by its unique key or an offset id."""
         header = request.read(RecheckTransaction)
         note = self._recheck_note(connection, request, header.operator, header.reason)
-        self._recheck(self._named(header.transaction_id).key, note)
+        self._recheck_whole(header.transaction_id, note)
         return answer(request)
 
     def recheck_all(self, connection: Connection, request: Command) -> bytes:
@@ -202,6 +206,10 @@ class TransactionHandlers:
             self._recheck(key, note)
         found = RecheckedTransactions(len(page) - len(rest), rest[0][1].offset if rest else -1)
         return answer(request, 0, found)
+
+    def _recheck_whole(self, name: str, note: RecheckNote) -> None:
+        for status in self._whole(name):
+            self._recheck(status.key, note)
 
     def _recheck(self, key: int, note: RecheckNote) -> None:
         self._checker.history.note_recheck(key, note)
@@ -235,9 +243,10 @@ class TransactionHandlers:
         if len(reason.encode()) > REASON_BYTES_MAX:
             raise InvalidParameter(f"operator and reason have at most {REASON_BYTES_MAX} bytes")
 
-        def decide(now_ms: int) -> None:
-            found = self._named(header.transaction_id)
+        def decide(now_ms: int) -> int:
+            found = self._whole(header.transaction_id)
             self._transactions.decide(found, event, _OPERATOR, now_ms, reason)
+            return len(found)
 
         self._decide(connection, request, decide)
         return None
@@ -389,6 +398,22 @@ class TransactionHandlers:
             ),
             "",
         )
+
+    def _whole(self, name: str) -> Sequence[TransactionStatus]:
+        """The open half messages here of the transaction that this id or offset id belongs to.
+
+        Raises:
+            NotFound: None is open.
+        """
+        try:
+            named = self._named(name)
+        except NotFound:
+            # Another broker may have the message that carries the transaction's id.
+            if found := self._transactions.together(name):
+                return found
+            raise
+        xid = self._transactions.xid_of(named)
+        return [named] if xid is None else self._transactions.together(xid)
 
     def _named(self, name: str) -> TransactionStatus:
         """The open transaction with this id, or whose half message has this offset id.

@@ -182,7 +182,7 @@ class FollowerServer:
         self._door = FrontDoor(
             settings.acl, settings.security, settings.tls, network, may_lack_accounts=True
         )
-        authorizer = self._door.authorizer(MessageTopics(self._topic_at, lambda _: None))
+        authorizer = self._door.authorizer(MessageTopics(self._topic_at, lambda _: ()))
         self._dispatch = Dispatcher({}, authorizer.check if authorizer else None, self._note_error)
         # Handle every request that a leader serves, so that each refusal gives a reason.
         self._dispatch.serve(dict.fromkeys(REQUIREMENTS, self._serve))

@@ -6,8 +6,8 @@ import contextlib
 import pytest
 from sqlalchemy import NullPool, create_engine, text
 
-from txmq import Client
-from txmq_broker.testing import embedded
+from txmq import Client, SQLResource, blocking
+from txmq_broker.testing import BrokerThread, embedded
 
 
 @pytest.fixture(scope="session")
@@ -58,3 +58,25 @@ def empty(url):
     with engine.begin() as connection:
         connection.execute(text("DROP SCHEMA public CASCADE"))
         connection.execute(text("CREATE SCHEMA public"))
+
+
+@pytest.fixture
+def broker():
+    """A broker in a thread, which asks soon."""
+    from tests.integration.manager.manager_stage import SOON
+
+    with BrokerThread(SOON) as running:
+        yield running
+
+
+@pytest.fixture
+def blocked(bank, broker):
+    """A manager without asyncio, and its resource."""
+    from tests.integration.manager.manager_stage import GROUP
+
+    engine = create_engine(bank.url)
+    resource = SQLResource(engine)
+    with blocking.TransactionManager(GROUP, broker.names, resource) as tm:
+        yield tm, resource
+    resource.close()
+    engine.dispose()

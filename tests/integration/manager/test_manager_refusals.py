@@ -12,7 +12,6 @@ from tests.integration.manager.manager_stage import (
     GROUP,
     MESSAGE,
     NOT_KNOWN,
-    SOON,
     TOPIC,
     Order,
     Refusal,
@@ -22,10 +21,11 @@ from tests.integration.manager.manager_stage import (
     until,
 )
 from tests.running import run_by
-from txmq import SQLResource, TransactionManager, TransactionProducer, blocking
+from txmq import MessageTemplate, TransactionManager, blocking
 from txmq.errors import (
     ConfigError,
     Effect,
+    LimitExceeded,
     LocalProtocolError,
     OutcomeUnknown,
     RequestTimeout,
@@ -33,9 +33,8 @@ from txmq.errors import (
     TransactionExpired,
     UsageError,
 )
-from txmq.transaction.machine import EndAnswer
+from txmq.transaction.ends import EndAnswer
 from txmq.transaction.state import EndReply, LocalTransactionState
-from txmq_broker.testing import BrokerThread
 
 ORDER = Order("o-1", 30)
 
@@ -126,20 +125,6 @@ async def test_an_async_block_that_cannot_begin_raises_the_cause(stage, /):
             async with tm.transaction(MESSAGE):
                 raise AssertionError("never gets here")
         assert tm.tally.unknown == 1
-
-
-@pytest.fixture
-def blocked(bank):
-    """A manager without asyncio, its resource and broker."""
-    engine = create_engine(bank.url)
-    resource = SQLResource(engine)
-    with (
-        BrokerThread(SOON) as broker,
-        blocking.TransactionManager(GROUP, broker.names, resource) as tm,
-    ):
-        yield tm, resource
-    resource.close()
-    engine.dispose()
 
 
 def test_a_blocking_block_that_cannot_begin_raises_the_cause(blocked):
@@ -293,51 +278,57 @@ async def test_a_function_that_makes_several_messages_is_refused(stage, /, is_la
             {"topic": lambda _: [TOPIC, TOPIC]},
         ):
             given = {"topic": TOPIC, "made_from": made_from, **parts}
-            with pytest.raises(LocalProtocolError, match=r"outbox, a table|is not a string"):
+            with pytest.raises(LocalProtocolError, match=r"holds a Message|is not a string"):
                 await tm.transactional(**given)(returned)(ORDER)
         function = tm.transactional(topic=TOPIC, made_from=made_from)(returned)
-        with pytest.raises(LocalProtocolError, match="one message.*outbox, a table"):
+        with pytest.raises(LocalProtocolError, match="holds a Message: give its parts"):
             await function(ORDER if is_late else several)
-        with pytest.raises(UsageError, match="one message.*outbox, a table"):
+        with pytest.raises(UsageError, match="give a MessageTemplate for each"):
             tm.transactional(topic=TOPIC, made_from=made_from)(function)
-        with pytest.raises(UsageError, match="one message.*outbox, a table"):
+        with pytest.raises(
+            UsageError, match=r"give several messages as MessageTemplate\(...\) each"
+        ):
             tm.transactional(topic=[TOPIC, TOPIC], made_from=made_from)(returned)
     assert stage.bank.balance == 100
     assert await stage.visible() == await stage.open() == []
 
 
 @run_by("on_stage")
-async def test_several_messages_given_to_run_a_block_or_a_producer_are_refused(stage, /):
-    several = [MESSAGE, MESSAGE]
+async def test_a_list_or_no_message_at_all_is_refused_by_a_block(stage, /):
     async with stage.manager() as tm:
-        with pytest.raises(LocalProtocolError, match="outbox, a table"):
-            await tm.run(several, take)
-        with pytest.raises(LocalProtocolError, match="outbox, a table"):
-            async with tm.transaction(several):
+        with pytest.raises(LocalProtocolError, match="sends Messages, not a list"):
+            async with tm.transaction([MESSAGE, MESSAGE]):
                 raise AssertionError("never gets here")
-
-        class Listener:
-            def execute_local_transaction(self, message, arg):
+        with pytest.raises(UsageError, match="needs a message before its block begins"):
+            async with tm.transaction():
                 raise AssertionError("never gets here")
-
-            def check_local_transaction(self, message):
-                raise AssertionError("never gets here")
-
-        async with TransactionProducer("other", stage.names, Listener()) as producer:
-            with pytest.raises(LocalProtocolError, match="outbox, a table"):
-                await producer.send_in_transaction(several)
     assert await stage.open() == []
 
 
-def test_several_messages_are_refused_by_the_blocking_manager(blocked):
+def test_a_list_of_messages_is_refused_by_the_blocking_manager(blocked):
     tm, _ = blocked
     with (
-        pytest.raises(LocalProtocolError, match="outbox, a table"),
+        pytest.raises(LocalProtocolError, match="sends Messages, not a list"),
         tm.transaction([MESSAGE, MESSAGE]),
     ):
         raise AssertionError("never gets here")
-    with pytest.raises(LocalProtocolError, match="outbox, a table"):
+    with pytest.raises(LocalProtocolError, match="holds a Message"):
         tm.transactional(topic=TOPIC)(take_plainly)([MESSAGE])
+
+
+@run_by("on_stage")
+async def test_templates_and_parts_of_a_single_message_are_not_mixed(stage, /):
+    tm, template = stage.manager(), MessageTemplate(topic=TOPIC)
+    with pytest.raises(UsageError, match="in each MessageTemplate"):
+        tm.transactional(template, topic=TOPIC)
+    with pytest.raises(UsageError, match="in each MessageTemplate"):
+        tm.transactional(template, keys="k")
+    with pytest.raises(UsageError, match="give its topic, or MessageTemplates"):
+        tm.transactional()
+    with pytest.raises(UsageError, match="'transfer' is not a MessageTemplate"):
+        tm.transactional(TOPIC)
+    with pytest.raises(LimitExceeded, match="at most 64, not 65"):
+        tm.transactional(*[template] * 65)
 
 
 def test_generators_and_functions_that_return_a_coroutine_are_refused(blocked, bank):

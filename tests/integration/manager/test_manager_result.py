@@ -403,7 +403,7 @@ async def test_the_current_transaction_has_no_message_until_the_function_returns
 @run_by("on_stage")
 async def test_impossible_options_are_refused_at_decoration(stage, /):
     tm = stage.manager()
-    with pytest.raises(UsageError, match="keys of charge's message is made from the result alone"):
+    with pytest.raises(UsageError, match="the keys of the message is made from the result alone"):
         decorated(tm, keys=lambda session, amount: amount)
     with pytest.raises(UsageError, match="'arguments' or from the 'result', not 'nothing'"):
         tm.transactional(topic=TOPIC, made_from="nothing")(charge)

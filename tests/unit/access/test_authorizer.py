@@ -116,7 +116,7 @@ class Peer:
 
 def passes(sent, host="203.0.113.9", rules=RULES):
     authorizer = Authorizer(
-        SimpleNamespace(value=rules), MessageTopics(lambda _: "T", lambda _: "T")
+        SimpleNamespace(value=rules), MessageTopics(lambda _: "T", lambda _: ["T"])
     )
     try:
         authorizer.check(Peer(f"{host}:4711"), sent)

@@ -28,7 +28,7 @@ HEADERS = {
     ),
     "EndTransaction": (
         "producerGroup! tranStateTableOffset! commitLogOffset! commitOrRollback! "
-        "fromTransactionCheck msgId! transactionId topic"
+        "fromTransactionCheck msgId! transactionId topic others"
     ),
     "ListTransactions": "state producerGroup fromOffset count",
     "NamedTransaction": "transactionId!",

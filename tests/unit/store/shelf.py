@@ -118,10 +118,15 @@ class Shelf:
 
     def decide(self, unique, kind, reason=""):
         """Stage the decision on an open transaction."""
-        halves, key = self.store.halves, transaction_key(unique)
+        self.decide_together([unique], kind, reason)
+
+    def decide_together(self, uniques, kind, reason=""):
+        """Stage one decision on several open half messages."""
+        halves, keys = self.store.halves, [transaction_key(unique) for unique in uniques]
         source = DecisionSource.BROKER if kind is DecisionKind.PARKED else DecisionSource.PRODUCER
         halves.decide(
-            [(key, *halves.pending.read(key), kind, source, reason.encode())], self.next_ms()
+            [(key, *halves.pending.read(key), kind, source, reason.encode()) for key in keys],
+            self.next_ms(),
         )
 
     def next_ms(self):

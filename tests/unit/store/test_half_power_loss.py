@@ -1,8 +1,8 @@
 """A power cut at every step of a run of transactions: what was acknowledged holds.
 
-A producer prepares, commits and rolls back, repeats and contradicts some of its decisions; other
-transactions are parked; files end and old ones are deleted. See test_power_loss.py for plain
-messages.
+A producer prepares, commits and rolls back, repeats and contradicts some of its decisions; some
+half messages share one; other transactions are parked; files end and old ones are deleted. See
+test_power_loss.py for plain messages.
 """
 
 import asyncio
@@ -39,6 +39,7 @@ class Life:
     def __init__(self, seed):
         self.prepared = {}
         self.wanted = {}
+        self.together = []
         self.points = []
         simulate(lambda world: self._live(world.entropy), seed)
 
@@ -59,6 +60,8 @@ class Life:
                 for key in list(self._halves.pending):
                     if chance.chance(0.2):
                         self._decide(key, chance)
+                if chance.chance(0.3):
+                    self._decide_together(chance)
                 if chance.chance(0.5):
                     await asyncio.sleep(chance.fraction() / 40)
                 if number == TRANSACTIONS * 2 // 3:
@@ -98,6 +101,19 @@ class Life:
             assert unique not in self.wanted, "a decision was taken twice"
             self.wanted[unique] = kind
         self._press.ask(("ended", unique, kind))
+
+    def _decide_together(self, chance):
+        keys = [key for key in self._halves.pending if key not in self._halves.closing]
+        uniques = [self.prepared[key][0] for key in keys[-3:]]
+        if len(uniques) < 2:
+            return
+        kind = [DecisionKind.COMMITTED, DecisionKind.ROLLED_BACK][chance.below(2)]
+        self._press.flusher.decision_ms()
+        self._press.shelf.decide_together(uniques, kind)
+        self.together.append(uniques)
+        for unique in uniques:
+            self.wanted[unique] = kind
+            self._press.ask(("ended", unique, kind))
 
     async def _delete_files(self, chance):
         await asyncio.sleep(0.2)
@@ -139,6 +155,11 @@ class Life:
                 assert unique not in is_open
                 # Floors are raised before the files of old messages are deleted.
                 assert has_deleted or bodies[unique] in visible
+        halves = set(shelf.bodies(HALF_TOPIC).values())
+        for uniques in self.together:
+            stored = [unique for unique in uniques if bodies[unique] in halves]
+            fates = {unique in is_open for unique in stored}
+            assert len(fates) < 2, "a decision on several messages covers only some of them"
         return shelf.everything(), is_open
 
 
@@ -148,6 +169,7 @@ def test_acknowledged_halves_and_decisions_survive_a_power_cut_at_any_step(seed)
     life = Life(seed)
     assert len(life.acknowledged) > TRANSACTIONS
     assert len(life.points) > 60
+    assert len(life.together) > 3
     done = {(event.kind, event.path[:4]) for event, *_ in life.points if event is not None}
     assert {("create", "inde"), ("remove", "log/")} <= done
 

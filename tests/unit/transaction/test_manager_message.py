@@ -9,7 +9,7 @@ import pytest
 
 from txmq.errors import LocalProtocolError, UsageError
 from txmq.message import Message
-from txmq.transaction.message import MessageTemplate
+from txmq.transaction.message import FunctionMessages, MessageTemplate
 
 
 @dataclass
@@ -24,9 +24,9 @@ class Order:
 ORDER = Order(7, Decimal("1.20"))
 
 
-def shape(function, **parts):
-    usual = {"topic": "T", "tags": "", "keys": (), "body": None, "properties": {}}
-    return MessageTemplate(name="f", signature=inspect.signature(function), **{**usual, **parts})
+def messages_of(function, *parts):
+    templates = [MessageTemplate(**{"topic": "T", **some}) for some in parts]
+    return FunctionMessages(name="f", signature=inspect.signature(function), templates=templates)
 
 
 def one(order):
@@ -38,7 +38,8 @@ def two(payer, amount=5, *rest, note=""):
 
 
 def message(function, *args, **parts):
-    return shape(function, **parts).message(args, {})
+    (made,) = messages_of(function, parts).early(args, {})
+    return made
 
 
 def test_the_body_is_the_argument_or_all_of_them_by_name():
@@ -79,7 +80,8 @@ def test_a_body_topic_or_tag_that_cannot_be_written_is_refused_with_advice():
 
 
 def late(function, result, **parts):
-    return shape(function, made_from="result", **parts).message_of(result)
+    (made,) = messages_of(function, {"made_from": "result", **parts}).late(result)
+    return made
 
 
 def test_a_message_can_be_made_from_a_result_alone():
@@ -97,19 +99,28 @@ def test_a_message_can_be_made_from_a_result_alone():
 
 @pytest.mark.parametrize("part", ["topic", "tags", "keys", "body", "properties"])
 def test_a_part_that_needs_the_arguments_is_refused_for_a_result(part):
-    with pytest.raises(UsageError, match=f"the {part} of f's message is made from the result"):
-        shape(two, made_from="result", **{part: lambda payer, amount: payer})
+    with pytest.raises(UsageError, match=f"the {part} of the message is made from the result"):
+        messages_of(two, {"made_from": "result", part: lambda payer, amount: payer})
 
 
 def test_a_message_inside_a_message_body_is_refused():
     inner = Message(topic="T", body=b"")
     for body in (inner, [inner], (inner,), {"messages": [inner]}):
-        with pytest.raises(LocalProtocolError, match="holds a Message.*outbox, a table"):
+        with pytest.raises(LocalProtocolError, match="holds a Message.*adds them"):
             late(two, body)
-        with pytest.raises(LocalProtocolError, match="holds a Message.*outbox, a table"):
+        with pytest.raises(LocalProtocolError, match="holds a Message.*adds them"):
             message(one, body)
 
 
 def test_wrong_arguments_are_refused_as_by_the_function_itself():
     with pytest.raises(TypeError, match="missing a required argument: 'order'"):
         message(one)
+
+
+def test_each_template_makes_a_message_from_the_arguments_or_from_the_result():
+    several = messages_of(
+        one, {"topic": "A"}, {"topic": "B", "made_from": "result"}, {"topic": lambda order: "C"}
+    )
+    assert [made.topic for made in several.early((ORDER,), {})] == ["A", "C"]
+    (late_one,) = several.late({"id": 8})
+    assert (late_one.topic, late_one.body) == ("B", b'{"id":8}')

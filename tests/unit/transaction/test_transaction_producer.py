@@ -154,8 +154,12 @@ async def test_a_reply_in_a_transaction_is_refused(stage):
 
 @staged()
 async def test_an_invalid_message_runs_no_local_transaction(stage):
-    with pytest.raises(LocalProtocolError, match="sends one Message, not a"):
-        await stage.producer.send_in_transaction([message()])
+    with pytest.raises(LocalProtocolError, match="sends Messages, not a str"):
+        await stage.producer.send_in_transaction("hello")
+    with pytest.raises(LocalProtocolError, match="needs a message"):
+        await stage.producer.send_in_transaction([])
+    with pytest.raises(LimitExceeded, match="a transaction's messages is at most 64, not 65"):
+        await stage.producer.send_in_transaction([message()] * 65)
     with pytest.raises(LimitExceeded):
         await stage.producer.send_in_transaction(message(b"x" * 5_000_000))
     assert stage.bank.executed == []

@@ -22,7 +22,7 @@ LOST = RequestTimeout("127.0.0.1:9", 3.0)
 
 
 def outcome(state, **more):
-    return TransactionOutcome(state=state, xid="x-1", sent=None, is_acknowledged=True, **more)
+    return TransactionOutcome(state=state, xid="x-1", is_acknowledged=True, **more)
 
 
 def test_unwrap_returns_the_result_of_a_commit_whose_answer_was_lost():
@@ -67,15 +67,20 @@ def test_every_phase_leads_to_settled_and_nothing_follows_it():
 
 
 @staged()
-async def test_a_transaction_cannot_send_a_second_half_message(stage):
-    transaction = stage.producer.new(message())
-    await transaction.begin(message())
+async def test_a_transaction_sends_no_half_message_before_its_function_runs_or_after(stage):
+    transaction = stage.producer.new([message()])
+    await transaction.begin([message()])
 
     with pytest.raises(UsageError, match="has begun, and cannot begin now"):
-        await transaction.begin(message())
+        await transaction.begin([message()])
+    with pytest.raises(UsageError, match="has begun, and takes no more messages"):
+        transaction.add(message())
     transaction.work_begins()
-    with pytest.raises(UsageError, match="runs, and cannot begin now"):
-        await transaction.begin(message())
+    await transaction.decide(LocalAnswer(LocalTransactionState.ROLLBACK))
+    with pytest.raises(UsageError, match="is settled, and cannot begin now"):
+        await transaction.begin([message()])
+    with pytest.raises(UsageError, match="is settled, and takes no more messages"):
+        transaction.add(message())
 
     assert len(stage.halves) == 1
 
@@ -84,7 +89,7 @@ async def test_a_transaction_cannot_send_a_second_half_message(stage):
 async def test_a_half_message_stored_after_the_decision_is_refused(stage):
     transaction = stage.producer.new()
     transaction.work_begins()
-    sending = asyncio.create_task(transaction.begin(message()))
+    sending = asyncio.create_task(transaction.begin([message()]))
     await asyncio.sleep(0)
 
     assert await transaction.decide(LocalAnswer(LocalTransactionState.UNKNOWN)) is None

@@ -6,6 +6,7 @@ Only txmq brokers support these requests; Apache RocketMQ answers "not supported
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from typing import Final, Literal, NamedTuple
 
 from msgspec.structs import replace
@@ -117,10 +118,11 @@ class TransactionCalls(ClusterCalls):
         broker: str | None = None,
         cluster: str | None = None,
     ) -> str:
-        """Decide an open transaction by hand; the broker logs the operator and the reason.
+        """Decide an open transaction by hand; the broker logs the operator and the reason. If it
+        has several messages, all of them are decided, at every broker.
 
         Returns:
-            The broker that decided it.
+            The broker that has the named message.
 
         Raises:
             ShouldCommit: The transaction has been committed; that is final.
@@ -129,9 +131,16 @@ class TransactionCalls(ClusterCalls):
             TransportError: The broker does not answer; it may have decided.
             TxmqError: As for :meth:`transaction`.
         """
+        code = RequestCode.DECIDE_TRANSACTION
         found = await self._holder(name, broker, cluster)
         header = DecideTransaction(name, decision, operator, reason)
-        await self._session.request(found.address, RequestCode.DECIDE_TRANSACTION, header)
+        await self._session.request(found.address, code, header)
+        xid = received(unpack(found.answer.body)[0], found.broker).xid
+        for address in (await self._masters(broker=broker, cluster=cluster)).values():
+            if address != found.address:
+                with suppress(NotFound):
+                    header = DecideTransaction(xid, decision, operator, reason)
+                    await self._session.request(address, code, header)
         return found.broker
 
     async def recheck_transaction(

@@ -1,0 +1,128 @@
+"""ENDs and operators that decide several half messages of one transaction."""
+
+import pytest
+
+from tests.running import run_by
+from tests.unit.handlers.handler_stage import in_world_with_client, with_client
+from tests.unit.handlers.transaction_stage import (
+    COMMIT,
+    DURABLE,
+    ROLLBACK,
+    end,
+    in_lives,
+    prepare,
+)
+from txmq.protocol.codes import RequestCode
+from txmq.protocol.headers import DecideTransaction, OtherHalf
+from txmq.testing import Loss
+
+
+async def prepared(client, count=3, topics=("T", "S")):
+    """The half messages of transaction X, in these topics in turn."""
+    halves = [await prepare(client, topics[0], "X", b"0")]
+    for number in range(1, count):
+        topic = topics[number % len(topics)]
+        halves.append(await prepare(client, topic, f"X.{number}", b"%d" % number, TXMQ_XID="X"))
+    return halves
+
+
+def others(halves):
+    return OtherHalf.write(OtherHalf(half.offset, half.position, half.unique) for half in halves)
+
+
+async def end_all(client, halves, what):
+    header = halves[0].end(what, others=others(halves[1:]))
+    return await client.ask(RequestCode.END_TRANSACTION, header)
+
+
+async def seen(client, *topics):
+    return [body for topic in topics for body in (await client.pull(topic)).bodies]
+
+
+def by_hand(name, decision):
+    return DecideTransaction(name, decision, "ann", "audit")
+
+
+@pytest.mark.parametrize(("what", "bodies"), [(COMMIT, [b"0", b"2", b"1"]), (ROLLBACK, [])])
+@run_by(with_client, topic="T")
+async def test_an_end_decides_all_half_messages_that_it_names(client, /, what, bodies):
+    await client.topic("S")
+    halves = await prepared(client)
+
+    answer = await end_all(client, halves, what)
+
+    assert (answer.code, answer.field_map()["decided"]) == (0, "3")
+    assert await seen(client, "T", "S") == bodies
+    assert (await end_all(client, halves, what)).code == 0
+    assert await seen(client, "T", "S") == bodies
+
+
+@run_by(in_world_with_client, topic="T")
+async def test_a_conflict_in_one_half_message_leaves_the_others_open(stage, client, /):
+    await client.topic("S")
+    halves = await prepared(client)
+    assert await end(client, halves[1], ROLLBACK) == 0
+
+    assert (await end_all(client, halves, COMMIT)).code == 201
+
+    assert await seen(client, "T", "S") == []
+    assert len(stage.broker.transactions.halves.pending) == 2
+    assert stage.broker.transactions.tally.conflicts == 1
+
+
+@run_by(with_client, topic="T")
+async def test_an_end_with_a_wrong_other_half_decides_nothing(client, /):
+    await client.topic("S")
+    halves = await prepared(client)
+    foreign = await prepare(client, unique="Y", group="other")
+    for wrong, code in (
+        (others([foreign]), 203),
+        ("[[1,2", 1),
+        (others(halves[1:] * 32), 29),
+        (OtherHalf.write([OtherHalf(halves[1].offset, halves[1].position + 1, "X.1")]), 604),
+    ):
+        answer = await client.ask(RequestCode.END_TRANSACTION, halves[0].end(COMMIT, others=wrong))
+        assert answer.code == code, answer.remark
+    assert await seen(client, "T", "S") == []
+
+
+@pytest.mark.parametrize("name", ["X", "X.2"])
+@run_by(in_world_with_client, topic="T")
+async def test_an_operator_decides_the_whole_transaction(stage, client, /, name):
+    await client.topic("S")
+    await prepared(client)
+
+    assert (await client.ask(RequestCode.DECIDE_TRANSACTION, by_hand(name, "commit"))).code == 0
+
+    assert await seen(client, "T", "S") == [b"0", b"2", b"1"]
+    assert stage.broker.transactions.tally.forced == 3
+
+
+@run_by(with_client, topic="T")
+async def test_an_operator_names_a_transaction_whose_first_message_is_elsewhere(client, /):
+    await prepare(client, "T", "X.1", b"1", TXMQ_XID="X")
+    await prepare(client, "T", "X.2", b"2")  # It is none of X, as it does not name X.
+
+    assert (await client.ask(RequestCode.DECIDE_TRANSACTION, by_hand("X", "commit"))).code == 0
+
+    assert await seen(client, "T") == [b"1"]
+
+
+@pytest.mark.fault("S4")
+@pytest.mark.parametrize("is_late", [False, True])
+@run_by(in_lives, DURABLE)
+async def test_a_power_cut_leaves_all_half_messages_decided_or_none(life, /, is_late):
+    client = await life.client(topic="T")
+    halves = await prepared(client, topics=("T",))
+    life.disk.slow_sync(3.0)
+    ending = client.asking(
+        RequestCode.END_TRANSACTION, halves[0].end(COMMIT, others=others(halves[1:]))
+    )
+    await life.passes(4.0 if is_late else 1.0)
+    assert ending.done() is is_late
+    await life.lose_power(Loss.EVERYTHING)
+    await life.start()
+
+    client = await life.client()
+    assert await seen(client, "T") == ([b"0", b"1", b"2"] if is_late else [])
+    assert len(life.broker.transactions.halves.pending) == (0 if is_late else 3)

@@ -409,6 +409,10 @@ class TransactionManager(_Member[txmq.TransactionManager[D], ManagerSettings]):
         """See :meth:`txmq.TransactionManager.current`."""
         return self._real.current()
 
+    def add(self, message: Message) -> None:
+        """See :meth:`txmq.TransactionManager.add`."""
+        self._real.add(message)
+
 
 class PushConsumer(_Member[txmq.PushConsumer, settings.ConsumerSettings]):
     """:class:`txmq.PushConsumer`; ``with`` starts and stops it."""

@@ -34,6 +34,7 @@ from txmq import (
     LogPosition,
     ManagerSettings,
     Message,
+    MessageTemplate,
     Middleware,
     Outbox,
     Producer,
@@ -201,14 +202,14 @@ class Bank(TransactionListener):
         self, message: HalfMessage, arg: int
     ) -> LocalTransactionState:
         """Take the money."""
-        xid: str = message.id
+        xid: str = message.xid
         if arg > 10_000:
             raise errors.RollBack(f"too much for {xid}, {message.key}, {message.sent.status}")
         return LocalTransactionState.COMMIT
 
     def check_local_transaction(self, message: ReceivedMessage) -> LocalTransactionState:
         """Look it up."""
-        is_booked = message.id in message.keys
+        is_booked = message.xid in message.keys
         return LocalTransactionState.UNKNOWN if is_booked else LocalTransactionState.ROLLBACK
 
 
@@ -244,6 +245,13 @@ async def decorate(names: str, order: Message) -> TransactionOutcome:
         async def create(session: AsyncSession, amount: int) -> int:
             return amount if session.is_active else 0
 
+        both = (MessageTemplate(topic="Orders"), MessageTemplate(topic="Audit", keys="k"))
+
+        @tm.transactional(*both)
+        async def note(session: AsyncSession, amount: int) -> int:
+            tm.add(order)
+            return amount if session.is_active else 0
+
         class Desk:
             @tm.transactional(topic="Orders", keys=lambda amount: str(amount))
             async def pay(self, session: AsyncSession, amount: int) -> int:
@@ -253,8 +261,11 @@ async def decorate(names: str, order: Message) -> TransactionOutcome:
         print(paid.unwrap(), encode_body(Refund("order-7")))
         made: TransactionOutcome = await create(100)
         print(made.sent and made.sent[0].id)
-        async with tm.transaction(order) as transaction:
-            print(transaction.session.is_active, transaction.message.key)
+        noted: TransactionOutcome = await note(100)
+        print([sent.id for sent in noted.sent])
+        async with tm.transaction(order, order) as transaction:
+            transaction.add(order)
+            print(transaction.session.is_active, transaction.message.xid, transaction.halves)
         print(transaction.outcome, tm.tally.committed)
         return await take(7, amount=100)
 

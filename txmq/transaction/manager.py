@@ -486,7 +486,7 @@ class TransactionManager(Lifecycle, Generic[S]):
 
         A transaction may have several messages, for any topics and brokers, which become visible
         if, and only if, the function commits: give each as a :class:`txmq.MessageTemplate`, or let
-        the function add them with ``tm.current().add(message)``.
+        the function add them with ``tm.add(message)``.
 
         An exception in the function rolls back both sides and is raised to the caller. A
         :class:`txmq.errors.RollBack` also rolls back, but becomes the outcome's ``problem`` instead
@@ -803,6 +803,19 @@ class TransactionManager(Lifecycle, Generic[S]):
         """This manager's transaction in this task or thread, if any."""
         found = _current()
         return found if found is not None and found.group == self.group else None
+
+    def add(self, message: Message) -> None:
+        """Add a message to this manager's transaction in this task or thread; see
+        :meth:`txmq.Transaction.add`.
+
+        Raises:
+            UsageError: None runs here.
+            TxmqError: As for :meth:`txmq.Transaction.add`.
+        """
+        running = self.current()
+        if running is None:
+            raise UsageError(f"no transaction of {self.group} runs here")
+        running.add(message)
 
     # Checks
 

@@ -20,7 +20,7 @@ from tests.integration.manager.manager_stage import (
 from tests.integration.manager.test_manager_result import FAIL_FIRST
 from tests.running import run_by
 from txmq import Client, Message, MessageTemplate
-from txmq.errors import ConfigError, LimitExceeded, RollBack
+from txmq.errors import ConfigError, LimitExceeded, RollBack, UsageError
 
 ORDER = Order("o-1", 30)
 ADDED = Message(topic=TOPIC, body=b"added")
@@ -41,7 +41,7 @@ async def visible(broker):
 async def test_messages_from_arguments_result_and_the_function_are_committed(stage, /, is_blocking):
     async def taken(session, order):
         await take(session, order)
-        tm.current().add(ADDED)
+        tm.add(ADDED)
         return "result"
 
     async with stage.manager(stage.resource(is_blocking=is_blocking)) as tm:
@@ -63,7 +63,7 @@ async def test_messages_from_arguments_result_and_the_function_are_committed(sta
 async def test_an_exception_after_adding_messages_leaves_nothing(stage, /, problem):
     async def refused(session, order):
         await take(session, order)
-        tm.current().add(ADDED)
+        tm.add(ADDED)
         raise problem
 
     async with stage.manager() as tm:
@@ -95,7 +95,7 @@ def test_a_blocking_block_and_function_add_messages(blocked, broker, bank):
     @tm.transactional(*TWO)
     def taken(session, order):
         session.execute(text("UPDATE account SET balance = balance - 30"))
-        tm.current().add(ADDED)
+        tm.add(ADDED)
 
     assert len(taken(ORDER).sent) == 3
     with tm.transaction(MESSAGE) as transaction:
@@ -118,7 +118,7 @@ async def test_an_attempt_after_a_failed_commit_has_messages_of_its_own(stage, /
     async def charged(session, order):
         await session.execute(text("INSERT INTO bill VALUES (30)"))
         attempts.append(tm.current().xid)
-        tm.current().add(Message(topic=TOPIC, body=b"attempt %d" % len(attempts)))
+        tm.add(Message(topic=TOPIC, body=b"attempt %d" % len(attempts)))
 
     async with stage.manager() as tm:
         outcome = await tm.transactional(*TWO)(charged)(ORDER)
@@ -159,11 +159,22 @@ def test_an_operator_decides_all_messages_whichever_is_named(on_stage, decision,
 
 
 @run_by("on_stage")
+async def test_no_message_is_added_where_no_transaction_runs(stage, /):
+    async with stage.manager() as tm:
+        with pytest.raises(UsageError, match="no transaction of icbc runs here"):
+            tm.add(ADDED)
+        async with tm.transaction(MESSAGE) as transaction:
+            pass
+        with pytest.raises(UsageError, match="is settled, and takes no more messages"):
+            transaction.add(ADDED)
+
+
+@run_by("on_stage")
 async def test_too_many_or_too_late_messages_roll_back(stage, /):
     async def greedy(session, order):
         await take(session, order)
         for _ in range(64):
-            tm.current().add(ADDED)
+            tm.add(ADDED)
 
     async with stage.manager() as tm:
         with pytest.raises(LimitExceeded, match="at most 64, not 65"):
@@ -180,7 +191,7 @@ async def test_too_many_or_too_late_messages_roll_back(stage, /):
 async def test_concurrent_transactions_keep_their_messages_apart(stage, /):
     async def taken(session, order):
         await asyncio.sleep(0)
-        tm.current().add(Message(topic=TOPIC, body=order.id.encode()))
+        tm.add(Message(topic=TOPIC, body=order.id.encode()))
 
     async with stage.manager() as tm:
         function = tm.transactional(TWO[1])(taken)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any, Final, NamedTuple
 
 from txmq.client.cluster_client import ClusterClient
 from txmq.client.values import SendResult
@@ -65,7 +65,9 @@ class EndSender:
         self._session = client.session
         self._settings = settings
 
-    async def send(self, halves: Sequence[SendResult], state: LocalTransactionState) -> EndAnswer:
+    def send(
+        self, halves: Sequence[SendResult], state: LocalTransactionState
+    ) -> Coroutine[Any, Any, EndAnswer]:
         """Send the decision to the brokers that stored the half messages; retry while a broker
         cannot have received it.
 
@@ -74,11 +76,11 @@ class EndSender:
             state: The decision.
         """
         if len(halves) == 1:
-            return await self._end(halves, state)
+            return self._end(halves, state)
         by_broker: dict[str, list[SendResult]] = {}
         for half in halves:
             by_broker.setdefault(half.queue.broker, []).append(half)
-        return await self._end_all(by_broker.values(), state)
+        return self._end_all(by_broker.values(), state)
 
     async def _end_all(
         self, parts: Iterable[Sequence[SendResult]], state: LocalTransactionState
@@ -92,7 +94,7 @@ class EndSender:
         only the first one, and does not say that it decided more; it receives an END for each.
         """
         session, clock = self._session, self._session.clock
-        half, *others = halves
+        half, others = halves[0], halves[1:]
         queue = half.queue
         end = EndTransaction(
             producer_group=self._group,

@@ -89,6 +89,19 @@ async def test_committed_messages_are_visible_and_rolled_back_ones_are_not(clust
         assert item.tags == "T"
 
 
+async def test_several_messages_of_a_transaction_share_its_decision(cluster):
+    topics, bank = [await cluster.topic(), await cluster.topic()], Bank()
+    async with producer(cluster, bank) as sending:
+        for says in (ROLLBACK, COMMIT):
+            bank.says = says
+            several = [Message(topic=topic, body=says.name.encode()) for topic in topics]
+            outcome = await sending.send_in_transaction(several)
+
+    for topic, sent in zip(topics, outcome.sent, strict=True):
+        (stored,) = await cluster.all_stored(topic, 1)
+        assert (stored.body, stored.id, stored.xid) == (b"COMMIT", sent.id, outcome.xid)
+
+
 async def test_the_broker_checks_an_undecided_transaction(cluster):
     topic = await cluster.topic()
     bank = Bank(UNKNOWN, COMMIT)

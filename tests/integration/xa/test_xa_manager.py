@@ -109,6 +109,17 @@ async def test_a_block_commits_both_banks(banks):
     banks.see_nothing_left()
 
 
+@run_by(in_loop)
+async def test_several_messages_are_visible_with_both_banks(banks):
+    async with managed(banks) as (tm, client):
+        async with tm.transaction(TRANSFER) as transaction:
+            await order_of(100)(transaction.session)
+            transaction.add(TRANSFER)
+        assert banks.balances == MOVED
+        assert await visible(client) == [b"100", b"100"]
+    banks.see_nothing_left()
+
+
 def test_a_blocking_manager_commits_both_banks(banks):
     engines = {name: create_engine(bank.url) for name, bank in banks.banks.items()}
     with (

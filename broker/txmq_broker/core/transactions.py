@@ -25,7 +25,7 @@ from txmq.errors import (
     TransactionFailed,
     TransactionGroupWrong,
 )
-from txmq.limits import MESSAGES_OF_TRANSACTION_MAX
+from txmq.limits import MESSAGES_OF_TRANSACTION_MAX, SPAN_BYTES_MAX
 from txmq.message import XID
 from txmq.protocol import properties
 from txmq.protocol.codes import SysFlag
@@ -218,7 +218,8 @@ class Transactions:
         return self._find(key, offset, position, header.producer_group)
 
     def find_all(self, header: EndTransaction) -> list[TransactionStatus]:
-        """The half messages that an END names, which share a decision.
+        """The half messages that an END names, which share a decision; only the first one if they
+        are too large together for a span, into which they may have to be copied.
 
         Raises:
             RemoteProtocolError: The END does not name them properly.
@@ -234,6 +235,9 @@ class Transactions:
             self._find(transaction_key(other.id), other.offset, other.position, group)
             for other in others
         ]
+        size = sum(status.half.size for status in found if status.half is not None)
+        if size > SPAN_BYTES_MAX:
+            return found[:1]  # As a stock broker does: the producer sends an END for each.
         return list({status.key: status for status in found}.values())
 
     def _find(self, key: int, offset: int, position: int, group: str) -> TransactionStatus:

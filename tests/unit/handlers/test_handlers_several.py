@@ -58,6 +58,22 @@ async def test_an_end_decides_all_half_messages_that_it_names(client, /, what, b
 
 
 @run_by(in_world_with_client, topic="T")
+async def test_of_half_messages_too_large_for_a_span_only_the_first_is_decided(stage, client, /):
+    halves = [
+        await prepare(client, "T", unique, b"x" * 3_000_000, TXMQ_XID="X")
+        for unique in ("X", "X.1", "X.2")
+    ]
+
+    answer = await end_all(client, halves, COMMIT)
+
+    assert (answer.code, "decided" in answer.field_map()) == (0, False)
+    assert len(stage.broker.transactions.halves.pending) == 2
+    for half in halves[1:]:
+        assert await end(client, half, COMMIT) == 0
+    assert stage.broker.transactions.tally.committed == 3
+
+
+@run_by(in_world_with_client, topic="T")
 async def test_a_conflict_in_one_half_message_leaves_the_others_open(stage, client, /):
     await client.topic("S")
     halves = await prepared(client)

@@ -258,7 +258,8 @@ class HalfMessageProducer(Producer):
     def half_of(self, message: Message, message_id: str, xid: str) -> Message:
         """Turn a message into a half message, by adding its marks."""
         marks = self._marks_of(None if self._resource is None else self._resource.identity)
-        if message_id != xid:
+        if message_id != xid or XID in message.properties:
+            # A forwarded message brings the id of another transaction along.
             marks[XID] = xid
         named = {properties.UNIQUE_KEY: message_id, **message.properties, **marks}
         # Not replace(), which would double the cost of this method.

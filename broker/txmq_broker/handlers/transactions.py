@@ -413,7 +413,9 @@ class TransactionHandlers:
                 return found
             raise
         xid = self._transactions.xid_of(named)
-        return [named] if xid is None else self._transactions.together(xid)
+        found = self._transactions.together(xid) if xid else []
+        # A client may name a transaction that its message is not part of.
+        return found if any(status.key == named.key for status in found) else [named]
 
     def _named(self, name: str) -> TransactionStatus:
         """The open transaction with this id, or whose half message has this offset id.

@@ -117,9 +117,19 @@ async def test_an_operator_decides_the_whole_transaction(stage, client, /, name)
 @run_by(with_client, topic="T")
 async def test_an_operator_names_a_transaction_whose_first_message_is_elsewhere(client, /):
     await prepare(client, "T", "X.1", b"1", TXMQ_XID="X")
-    await prepare(client, "T", "X.2", b"2")  # It is none of X, as it does not name X.
+    await prepare(client, "T", "X.2", b"2")  # It does not name X.
 
     assert (await client.ask(RequestCode.DECIDE_TRANSACTION, by_hand("X", "commit"))).code == 0
+
+    assert await seen(client, "T") == [b"1"]
+
+
+@run_by(with_client, topic="T")
+async def test_a_message_that_names_a_foreign_transaction_is_decided_alone(client, /):
+    await prepare(client, "T", "X", b"0")
+    await prepare(client, "T", "Y", b"1", TXMQ_XID="X")
+
+    assert (await client.ask(RequestCode.DECIDE_TRANSACTION, by_hand("Y", "commit"))).code == 0
 
     assert await seen(client, "T") == [b"1"]
 

@@ -68,6 +68,15 @@ async def test_only_messages_after_the_first_name_their_transaction(stage):
 
 
 @staged()
+async def test_a_forwarded_message_names_its_own_transaction(stage):
+    forwarded = message(properties={"TXMQ_XID": "another"})
+    outcome = await stage.producer.send_in_transaction(forwarded)
+
+    assert fields_of(stage.halves[0])["TXMQ_XID"] == outcome.xid
+    assert stage.bank.executed[0][0].xid == outcome.xid
+
+
+@staged()
 async def test_a_listener_that_rolls_back_rolls_back_all(stage):
     stage.bank.says = ROLLBACK
     outcome = await stage.producer.send_in_transaction(THREE)

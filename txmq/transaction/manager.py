@@ -531,7 +531,7 @@ class TransactionManager(Lifecycle, Generic[S]):
             UsageError: As for :meth:`transactional`.
         """
         name = getattr(function, "__qualname__", repr(function))
-        if any(one.made_from == "result" for one in templates):
+        if any(template.made_from == "result" for template in templates):
             check_lateness(self._settings)
         if _MARK in getattr(function, "__dict__", {}):
             raise UsageError(

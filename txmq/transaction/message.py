@@ -148,12 +148,12 @@ class FunctionMessages:
     @cached_property
     def from_arguments(self) -> Sequence[MessageTemplate]:
         """Those that are sent before the function runs."""
-        return [one for one in self.templates if one.made_from == "arguments"]
+        return [template for template in self.templates if template.made_from == "arguments"]
 
     @cached_property
     def from_result(self) -> Sequence[MessageTemplate]:
         """Those that are sent after it has run."""
-        return [one for one in self.templates if one.made_from == "result"]
+        return [template for template in self.templates if template.made_from == "result"]
 
     @property
     def first_topic(self) -> str:
@@ -194,7 +194,7 @@ class FunctionMessages:
             values = given.arguments
             whole = next(iter(values.values())) if len(values) == 1 else values
             args, kwargs = given.args, given.kwargs
-        return [one.message(self.name, whole, args, kwargs) for one in self.from_arguments]
+        return [part.message(self.name, whole, args, kwargs) for part in self.from_arguments]
 
     def late(self, result: object) -> list[Message]:
         """Make the messages of one call from its result.
@@ -203,13 +203,13 @@ class FunctionMessages:
             LocalProtocolError: The result does not make a valid message.
             Exception: Any exception of the functions that make its parts.
         """
-        for one in self.from_result:
-            if result is None and one.body is None:
+        for template in self.from_result:
+            if result is None and template.body is None:
                 raise LocalProtocolError(
                     f"{self.name} returned nothing to make its message from; return the content, "
                     "or give `body=`, a function that makes it"
                 )
-        return [one.message(self.name, result, (result,), {}) for one in self.from_result]
+        return [part.message(self.name, result, (result,), {}) for part in self.from_result]
 
 
 def chosen(
@@ -227,9 +227,11 @@ def chosen(
         UsageError: There are none, or both kinds, or one is no template.
         LimitExceeded: There are too many.
     """
-    for one in templates:
-        if not isinstance(one, MessageTemplate):
-            raise UsageError(f"{one!r} is not a MessageTemplate; a single message needs topic=...")
+    for template in templates:
+        if not isinstance(template, MessageTemplate):
+            raise UsageError(
+                f"{template!r} is not a MessageTemplate; a single message needs topic=..."
+            )
     if topic is not None and not templates:
         parts = properties or {}
         return [

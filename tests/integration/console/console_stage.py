@@ -28,7 +28,7 @@ PARKING = BrokerSettings(
     store=StoreSettings(flush="async"),
     transaction=CheckBackSettings(timeout=0.01, check_interval=1.0, check_max=1),
 )
-"""Asks at once, waits for the answer, and parks after the first one that is none."""
+"""Asks at once, waits for the answer, and parks if it is no decision."""
 TOKEN = re.compile(r'name="token" value="([0-9a-f]+)"')
 
 

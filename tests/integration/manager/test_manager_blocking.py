@@ -15,7 +15,6 @@ from tests.integration.manager.manager_stage import (
     MESSAGE,
     NEVER,
     ROLLED_BACK,
-    SOON,
     TOPIC,
     Order,
     Refusal,
@@ -24,28 +23,14 @@ from tests.integration.manager.manager_stage import (
 from txmq import Message, SQLResource, blocking
 from txmq.errors import ConfigError, RollBack, UsageError
 from txmq.transaction import ManagerSettings
-from txmq_broker.testing import BrokerThread
 
 ORDER = Order("o-1", 30)
 
 
 @pytest.fixture
-def broker():
-    """A broker that asks soon."""
-    with BrokerThread(SOON) as running:
-        yield running
-
-
-@pytest.fixture
-def tm(bank, broker):
+def tm(blocked):
     """A manager that is open."""
-    engine = create_engine(bank.url)
-    with (
-        contextlib.closing(SQLResource(engine)) as resource,
-        blocking.TransactionManager(GROUP, broker.names, resource) as found,
-    ):
-        yield found
-    engine.dispose()
+    return blocked[0]
 
 
 def visible(broker):

@@ -13,13 +13,13 @@ from tests.integration.manager.manager_stage import (
     TOPIC,
     Order,
     Refusal,
-    Stage,
     coloured,
     take,
 )
+from tests.integration.manager.test_manager_blocking import visible
 from tests.integration.manager.test_manager_result import FAIL_FIRST
 from tests.running import run_by
-from txmq import Client, Message, MessageTemplate
+from txmq import Message, MessageTemplate
 from txmq.errors import ConfigError, LimitExceeded, RollBack, UsageError
 
 ORDER = Order("o-1", 30)
@@ -29,11 +29,6 @@ TWO = (
     MessageTemplate(topic=TOPIC, body=lambda order: order.id.encode()),
 )
 OF_RESULT = MessageTemplate(topic=TOPIC, body=lambda made: made.encode(), made_from="result")
-
-
-async def visible(broker):
-    async with Client(broker.names) as client:
-        return await Stage(None, broker.names, client, None).visible()
 
 
 @pytest.mark.parametrize("is_blocking", [False, True])
@@ -102,7 +97,7 @@ def test_a_blocking_block_and_function_add_messages(blocked, broker, bank):
         transaction.session.execute(text("UPDATE account SET balance = balance - 30"))
         transaction.add(ADDED)
     assert len(transaction.outcome.sent) == 2
-    assert asyncio.run(visible(broker)) == [b"added", b"added", b"block", b"first", b"o-1"]
+    assert visible(broker) == [b"added", b"added", b"block", b"first", b"o-1"]
     assert bank.balance == 40
 
 

@@ -57,7 +57,7 @@ from txmq.settings.units import DurationLike
 from txmq.transaction.listener import CallerThread, TransactionListener
 from txmq.transaction.machine import Transaction
 from txmq.transaction.manager import Entered, Work, signed
-from txmq.transaction.message import Keys, MadeFrom, MessageTemplate, Properties, Text, chosen
+from txmq.transaction.message import MessageParts, MessageTemplate, chosen
 from txmq.transaction.resource import Resource
 from txmq.transaction.settings import ManagerSettings, TransactionSettings
 from txmq.transaction.state import TransactionOutcome, TransactionTally
@@ -334,15 +334,10 @@ class TransactionManager(_Member[txmq.TransactionManager[D], ManagerSettings]):
     def transactional(
         self,
         *templates: MessageTemplate,
-        topic: Text | None = None,
-        tags: Text = "",
-        keys: Keys = (),
-        body: Callable[..., object] | None = None,
-        properties: Properties | None = None,
-        made_from: MadeFrom = "arguments",
+        **parts: Unpack[MessageParts],
     ) -> TransactionDecorator[D]:
         """See :meth:`txmq.TransactionManager.transactional`."""
-        messages = chosen(templates, topic, tags, keys, body, properties, made_from)
+        messages = chosen(templates, parts)
 
         def decorate(function: Callable[..., Any]) -> Callable[..., TransactionOutcome]:
             of_function = self._real.messages_of(function, messages)

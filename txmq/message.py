@@ -66,8 +66,8 @@ class Message:
     deliver_at_ms: int | None = None
     """Deliver it at this wall time, in milliseconds; needs our broker or RocketMQ 5."""
     deliver_after: DurationLike | None = None
-    """Deliver it this long after it is stored, to the millisecond; needs our broker or
-    RocketMQ 5."""
+    """Deliver it this long after it is stored, or after the commit of its transaction, to the
+    millisecond; needs our broker or RocketMQ 5."""
     wait_stored: bool = True
     """Whether the broker answers only after the syncs and copies that its settings require. If
     false, RocketMQ does not wait for its disk or its replicas; our broker always does."""

@@ -130,8 +130,10 @@ class Broker:
         self.groups = Groups(settings.topics)
         self.offsets = Offsets(self.store.end_of, lambda name: self.groups.find(name) is not None)
         self.clients: Clients[Connection] = Clients()
-        self.transactions = Transactions(self.store.halves, self.topics, settings.transaction)
         self.schedule = Schedule(self.store, self.topics, settings.delay)
+        self.transactions = Transactions(
+            self.store.halves, self.topics, settings.transaction, self.schedule, self.clock
+        )
         self.filters = Filters(settings.filter)
         self.locks = Locks()
         self.statistics = Statistics()

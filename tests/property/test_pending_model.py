@@ -32,13 +32,15 @@ class Transactions(RuleBasedStateMachine):
         hashes=st.lists(st.integers(0, 2**32 - 1), max_size=4).map(tuple),
         tags_code=st.integers(-(2**31), 2**31 - 1),
         immunity_s=st.integers(0, 2**32 - 1),
+        is_delayed=st.booleans(),
     )
-    def open(self, gap, queue, group, origin, hashes, tags_code, immunity_s):
+    def open(self, gap, queue, group, origin, hashes, tags_code, immunity_s, is_delayed):
         self.end += gap
         key = len(self.happened)
         half = Half(
-            key, self.end, 200 + gap % 100, tags_code, key, queue, group, origin, hashes, immunity_s
-        )
+            key, self.end, 200 + gap % 100, tags_code, key, queue, group, origin, is_delayed,
+            hashes, immunity_s,
+        )  # fmt: skip
         self.pending.open(key, self.pending.pack(*half.parts))
         self.pending.opened.append(half.position)
         self.model[key] = half
@@ -116,7 +118,7 @@ class Transactions(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_shared_that_nobody_has(self):
-        owners = {(half.queue, half.group, half.origin) for half in self.model.values()}
+        owners = {half.parts[2] for half in self.model.values()}
         assert set(self.pending._owner_numbers) == owners
 
 

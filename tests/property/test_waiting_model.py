@@ -101,7 +101,7 @@ class Waits(RuleBasedStateMachine):
         data = properties.render({"UNIQ_KEY": name}).encode()
         body = name.encode() + b"." * size
         message = Unstored(self._postmark(), 0, body, data)
-        _, position = self.schedule.put(self.topic, 0, message, due_time, self.now)
+        _, position = self.schedule.put(TOPIC, 0, message, due_time, self.now)
         due_ms = self.delays._joined[-1].due_ms
         if self.delays._joined[-1].line >= LEVELS_MAX:
             self.on_wheel.add(name)

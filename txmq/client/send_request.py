@@ -25,6 +25,7 @@ from txmq.limits import (
 )
 from txmq.message import Message, Queue, QueueOffset
 from txmq.protocol import batch, compression, properties
+from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import Command
 from txmq.protocol.compression import Algorithm
 from txmq.protocol.headers import SendAnswer
@@ -56,7 +57,7 @@ _ITEM_BYTES: Final = 22
 """The overhead of a message in a batch, in addition to its body and properties."""
 STORED_BYTES: Final = 512
 """The maximum overhead of a stored message: hosts, times, topic, cluster."""
-_ALONE: Final = frozenset((*properties.DELAYS, properties.TRANSACTION))
+_DELAYS: Final = frozenset(properties.DELAYS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,8 @@ class Envelope(msgspec.Struct, frozen=True, gc=False):
     properties: str
     ids: tuple[str, ...] = ()
     """The ids of the messages in a batch."""
+    code: int = int(RequestCode.SEND_MESSAGE_V2)
+    """The request that sends it."""
 
 
 @lru_cache(maxsize=1024)
@@ -321,7 +324,8 @@ def bundled(envelopes: Sequence[Envelope]) -> Envelope:
     waits = any(properties.find(envelope.properties, wait) != "false" for envelope in envelopes)
     common = "" if waits else properties.render({wait: "false"})
     ids = tuple([envelope.id for envelope in envelopes])
-    return Envelope(envelopes[0].topic, "", 0, 0, body, common, ids)
+    code = int(RequestCode.SEND_BATCH_MESSAGE)
+    return Envelope(envelopes[0].topic, "", 0, 0, body, common, ids, code)
 
 
 def result_of(answer: Command, queue: Queue, own_id: str) -> SendResult:
@@ -396,13 +400,23 @@ def _fits(count: int, size: int, bytes_max: int) -> bool:
     return size <= bytes_max and stored <= SPAN_BYTES_MAX and 0 < count <= BATCH_MESSAGES_MAX
 
 
+def is_delayed(message: Message) -> bool:
+    """Whether a message asks for a delay, by its fields or by its properties."""
+    return (
+        bool(message.delay_level)
+        or message.deliver_at_ms is not None
+        or message.deliver_after is not None
+        or (bool(message.properties) and not _DELAYS.isdisjoint(message.properties))
+    )
+
+
 def travels_alone(message: Message) -> bool:
     """Whether a message cannot be in a batch: it is delayed, a retry, or a half message."""
-    if message.delay_level or message.deliver_at_ms is not None:
-        return True
-    if message.deliver_after is not None or message.topic.startswith(RETRY):
-        return True
-    return bool(message.properties) and not _ALONE.isdisjoint(message.properties)
+    return (
+        is_delayed(message)
+        or message.topic.startswith(RETRY)
+        or properties.TRANSACTION in message.properties
+    )
 
 
 def common_topic(messages: Sequence[Message]) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from txmq.errors import LocalProtocolError
 
-__all__ = ["find", "join", "one_line", "parse", "render", "without"]
+__all__ = ["delay_in", "find", "join", "one_line", "parse", "render", "without"]
 
 KEYS: Final = "KEYS"
 TAGS: Final = "TAGS"
@@ -35,6 +35,8 @@ DEAD_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
 REPLY_TO_CLIENT: Final = "REPLY_TO_CLIENT"
 CORRELATION_ID: Final = "CORRELATION_ID"
 FENCE: Final = "TXMQ_FENCE"
+HALF: Final = "TXMQ_HALF"
+"""The position of the half message, in a committed message that was delayed."""
 OUTBOX: Final = "TXMQ_OUTBOX"
 """The outbox table and row of a message."""
 
@@ -59,6 +61,14 @@ def find(text: str, name: str) -> str | None:
         end = at
     if text.startswith(mark[1:]):
         return _value_at(text, len(mark) - 1) or None
+    return None
+
+
+def delay_in(find: Callable[[str], str | None]) -> str | None:
+    """The name of the first property that requests a delay; ``find`` gives the value of one."""
+    for name in DELAYS:
+        if find(name) not in (None, "", "0"):
+            return name
     return None
 
 

@@ -14,6 +14,7 @@ import msgspec
 
 from txmq.errors import LocalProtocolError
 from txmq.limits import FRAME_BYTES_MAX
+from txmq.protocol.codes import RequestCode
 from txmq.protocol.command import JSON, ONEWAY, VERSION, Command, answer, encode
 from txmq.protocol.headers import PullAnswer
 from txmq.security.signatures import Credentials
@@ -30,8 +31,9 @@ __all__ = [
 ]
 
 _WORDS: Final = Struct(">II")
-_SINGLE: Final = 310
-_BATCH: Final = 320
+_SINGLE: Final = int(RequestCode.SEND_MESSAGE_V2)
+_BATCH: Final = int(RequestCode.SEND_BATCH_MESSAGE)
+_SENDS: Final = (_SINGLE, _BATCH, int(RequestCode.SEND_DELAYED_HALF))
 _text: Final = msgspec.json.encode
 
 
@@ -62,7 +64,7 @@ class SendHeaderTemplate:
         LocalProtocolError: A name holds a lone surrogate.
     """
 
-    __slots__ = ("_batch", "_credentials", "_names", "_single")
+    __slots__ = ("_credentials", "_forms", "_names")
 
     def __init__(
         self,
@@ -86,8 +88,11 @@ class SendHeaderTemplate:
             b',"n":%b},"flag":%%d,"language":"JAVA","opaque":%%d,'
             b'"serializeTypeCurrentRPC":"JSON","version":%d}' % (broker_text, VERSION)
         )
-        self._single = b'{"code":%d' % _SINGLE + begins + placeholders + b'"m":"false"' + ends
-        self._batch = b'{"code":%d' % _BATCH + begins + placeholders + b'"m":"true"' + ends
+        self._forms = {
+            code: b'{"code":%d%b%b"m":"%b"%b'
+            % (code, begins, placeholders, b"true" if code == _BATCH else b"false", ends)
+            for code in _SENDS
+        }
 
     def head(
         self,
@@ -99,7 +104,7 @@ class SendHeaderTemplate:
         properties: str,
         body: bytes,
         *,
-        is_batch: bool = False,
+        code: int = _SINGLE,
         is_oneway: bool = False,
     ) -> bytes:
         """The bytes of a frame before its body.
@@ -112,19 +117,18 @@ class SendHeaderTemplate:
             flag: The application's flag.
             properties: The message's properties, without a lone surrogate.
             body: The body, which is not part of the result.
-            is_batch: Whether the body holds several messages.
+            code: The request: a message, a batch or a half message that asks for a delay.
             is_oneway: Whether the sender wants no answer.
 
         Raises:
             LocalProtocolError: The frame would exceed the size that peers accept.
         """
         if self._credentials is not None:
-            fields = self._fields(queue_id, sys_flag, born_ms, flag, properties, is_batch=is_batch)
-            kind, signed = _BATCH if is_batch else _SINGLE, self._credentials.sign(fields, body)
-            mode = ONEWAY if is_oneway else 0
-            whole = encode(kind, opaque, signed, body=body, flag=mode)
+            fields = self._fields(queue_id, sys_flag, born_ms, flag, properties, code)
+            signed, mode = self._credentials.sign(fields, body), ONEWAY if is_oneway else 0
+            whole = encode(code, opaque, signed, body=body, flag=mode)
             return whole[: len(whole) - len(body)]
-        header = (self._batch if is_batch else self._single) % (
+        header = self._forms[code] % (
             queue_id, sys_flag, born_ms, flag, _text(properties), ONEWAY if is_oneway else 0, opaque
         )  # fmt: skip
         size, body_bytes = len(header), len(body)
@@ -141,8 +145,7 @@ class SendHeaderTemplate:
         born_ms: int,
         flag: int,
         properties: str,
-        *,
-        is_batch: bool,
+        code: int,
     ) -> dict[str, str]:
         return {
             **self._names,
@@ -153,7 +156,7 @@ class SendHeaderTemplate:
             "i": properties,
             "j": "0",
             "k": "false",
-            "m": "true" if is_batch else "false",
+            "m": "true" if code == _BATCH else "false",
         }
 
 

@@ -29,6 +29,7 @@ from typing import (
     Self,
     TypeAlias,
     TypeVar,
+    Unpack,
     overload,
 )
 
@@ -56,11 +57,8 @@ from txmq.settings.values import settings_or
 from txmq.transaction.machine import LocalAnswer, Transaction
 from txmq.transaction.message import (
     FunctionMessages,
-    Keys,
-    MadeFrom,
+    MessageParts,
     MessageTemplate,
-    Properties,
-    Text,
     chosen,
 )
 from txmq.transaction.producer import HalfMessageProducer
@@ -465,12 +463,7 @@ class TransactionManager(Lifecycle, Generic[S]):
     def transactional(
         self,
         *templates: MessageTemplate,
-        topic: Text | None = None,
-        tags: Text = "",
-        keys: Keys = (),
-        body: Callable[..., object] | None = None,
-        properties: Properties | None = None,
-        made_from: MadeFrom = "arguments",
+        **parts: Unpack[MessageParts],
     ) -> TransactionDecorator[S]:
         """Turn a function into a transaction. Its first argument is the session; the caller passes
         the others, and awaits the outcome. In a method, the session comes after ``self``, which is
@@ -493,20 +486,15 @@ class TransactionManager(Lifecycle, Generic[S]):
         of being raised.
 
         Args:
-            templates: The messages. For a single one, give the other arguments instead, which
-                :class:`txmq.MessageTemplate` describes.
-            topic: The message's topic.
-            tags: Its tag.
-            keys: Its key, or several.
-            body: Makes the body.
-            properties: Its properties.
-            made_from: ``"arguments"`` or ``"result"``.
+            templates: The messages.
+            parts: For a single message, its ``topic`` and the other arguments of
+                :class:`txmq.MessageTemplate`, instead of ``templates``.
 
         Raises:
             UsageError: The function does not fit the resource, or a part of a message is invalid.
             LimitExceeded: There are too many messages.
         """
-        messages = chosen(templates, topic, tags, keys, body, properties, made_from)
+        messages = chosen(templates, parts)
 
         def decorate(
             function: Callable[..., Any],

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, TypedDict
 
 from txmq.client.body import encode_body
 from txmq.errors import LocalProtocolError, UsageError
 from txmq.message import Message
 from txmq.runtime.signatures import signature_of
+from txmq.settings.units import DurationLike
 from txmq.transaction.state import check_count
 
 __all__ = [
     "FunctionMessages",
     "Keys",
-    "MadeFrom",
+    "MessageParts",
     "MessageTemplate",
     "Properties",
     "Text",
@@ -54,6 +55,12 @@ class MessageTemplate:
     """Makes the body: bytes, or a value that JSON can carry. Without it, the body is the argument,
     or all arguments by their names if there are several; or the result."""
     properties: Properties = field(default_factory=dict)
+    delay_level: int | Callable[..., int] = 0
+    """Deliver it after this level's delay, counted from the commit; needs a txmq broker."""
+    deliver_at_ms: int | Callable[..., int | None] | None = None
+    """Deliver it at this wall time, in milliseconds; needs a txmq broker."""
+    deliver_after: DurationLike | Callable[..., DurationLike | None] | None = None
+    """Deliver it this long after the commit; needs a txmq broker."""
     made_from: MadeFrom = "arguments"
     """``"arguments"``, or ``"result"`` if the message needs values that only the database knows,
     such as generated keys."""
@@ -69,8 +76,8 @@ class MessageTemplate:
                 f"{self.topic!r} is not a topic: give several messages as MessageTemplate(...) each"
             )
         if self.made_from == "result":
-            for part in ("topic", "tags", "keys", "body", "properties"):
-                self._check_takes_result(part, getattr(self, part))
+            for part in fields(self):
+                self._check_takes_result(part.name, getattr(self, part.name))
 
     def _check_takes_result(self, part: str, of: object) -> None:
         if not callable(of):
@@ -100,11 +107,12 @@ class MessageTemplate:
             LocalProtocolError: It would be no valid message.
             Exception: Any exception of the functions that make its parts.
         """
-        topic: Any = self.topic(*args, **kwargs) if callable(self.topic) else self.topic
-        tags: Any = self.tags(*args, **kwargs) if callable(self.tags) else self.tags
-        keys: Any = self.keys(*args, **kwargs) if callable(self.keys) else self.keys
+
+        def made(part: Any) -> Any:
+            return part(*args, **kwargs) if callable(part) else part
+
+        topic, tags, keys = made(self.topic), made(self.tags), made(self.keys)
         body = whole if self.body is None else self.body(*args, **kwargs)
-        more = self.properties
         for part, text in (("topic", topic), ("tags", tags or "")):
             if not isinstance(text, str):
                 raise LocalProtocolError(
@@ -129,7 +137,10 @@ class MessageTemplate:
             tags=tags or "",
             keys=tuple(map(str, keys)),
             body=encoded,
-            properties=dict(more(*args, **kwargs) if callable(more) else more),
+            properties=dict(made(self.properties)),
+            delay_level=made(self.delay_level),
+            deliver_at_ms=made(self.deliver_at_ms),
+            deliver_after=made(self.deliver_after),
         )
 
 
@@ -212,15 +223,21 @@ class FunctionMessages:
         return [part.message(self.name, result, (result,), {}) for part in self.from_result]
 
 
-def chosen(
-    templates: Sequence[MessageTemplate],
-    topic: Text | None,
-    tags: Text,
-    keys: Keys,
-    body: Callable[..., object] | None,
-    properties: Properties | None,
-    made_from: MadeFrom,
-) -> Sequence[MessageTemplate]:
+class MessageParts(TypedDict, total=False):
+    """The arguments that describe a single message, as :class:`MessageTemplate` has them."""
+
+    topic: Text
+    tags: Text
+    keys: Keys
+    body: Callable[..., object] | None
+    properties: Properties
+    delay_level: int | Callable[..., int]
+    deliver_at_ms: int | Callable[..., int | None] | None
+    deliver_after: DurationLike | Callable[..., DurationLike | None] | None
+    made_from: MadeFrom
+
+
+def chosen(templates: Sequence[MessageTemplate], parts: MessageParts) -> Sequence[MessageTemplate]:
     """The templates of a decorator, or the one that its other arguments describe.
 
     Raises:
@@ -232,17 +249,12 @@ def chosen(
             raise UsageError(
                 f"{template!r} is not a MessageTemplate; a single message needs topic=..."
             )
-    if topic is not None and not templates:
-        parts = properties or {}
-        return [
-            MessageTemplate(
-                topic=topic, tags=tags, keys=keys, body=body, properties=parts, made_from=made_from
-            )
-        ]
-    if topic is not None or tags or keys or body or properties:
-        raise UsageError("give the topic and the other parts in each MessageTemplate")
     if not templates:
-        raise UsageError("a transaction needs a message: give its topic, or MessageTemplates")
+        if "topic" not in parts:
+            raise UsageError("a transaction needs a message: give its topic, or MessageTemplates")
+        return [MessageTemplate(**parts)]
+    if parts:
+        raise UsageError("give the topic and the other parts in each MessageTemplate")
     check_count(len(templates))
     return templates
 

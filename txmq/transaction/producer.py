@@ -12,10 +12,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from txmq.client.client import Client
 from txmq.client.send.producer import Producer, Sender, check_kind
+from txmq.client.send_request import is_delayed
 from txmq.client.values import SendResult
 from txmq.errors import LocalProtocolError, UsageError
 from txmq.message import XID, Message, ReceivedMessage
@@ -47,8 +48,6 @@ from txmq.transaction.state import (
 __all__ = ["HalfMessageProducer", "TransactionProducer"]
 
 log = logging.getLogger(__name__)
-
-_DELAYS: Final = frozenset(properties.DELAYS)
 
 
 class HalfMessageProducer(Producer):
@@ -200,7 +199,13 @@ class HalfMessageProducer(Producer):
         if sender is None:
             raise self._not_open()
         is_watched = self._hooks is not None or self._chain is not None
-        if is_watched or message_id != xid or message.properties or not message.wait_stored:
+        if (
+            is_watched
+            or message_id != xid
+            or message.properties
+            or not message.wait_stored
+            or is_delayed(message)
+        ):
             half = self.half_of(message, message_id, xid)
             if is_watched:
                 return self._send_watched(sender, half, xid)
@@ -242,13 +247,6 @@ class HalfMessageProducer(Producer):
                 )
             check_kind(message)
         named = message.properties
-        if (
-            message.delay_level
-            or message.deliver_at_ms is not None
-            or message.deliver_after is not None
-            or (named and not _DELAYS.isdisjoint(named))
-        ):
-            raise LocalProtocolError("a message of a transaction cannot be delayed")
         if not named or properties.UNIQUE_KEY not in named:
             return None
         if self._resource is not None:
@@ -265,7 +263,9 @@ class HalfMessageProducer(Producer):
         # Not replace(), which would double the cost of this method.
         return Message(
             topic=message.topic, body=message.body, tags=message.tags, keys=message.keys,
-            properties=named, flag=message.flag, wait_stored=message.wait_stored,
+            properties=named, flag=message.flag,
+            delay_level=message.delay_level, deliver_at_ms=message.deliver_at_ms,
+            deliver_after=message.deliver_after, wait_stored=message.wait_stored,
         )  # fmt: skip
 
     def _not_open(self) -> UsageError:
@@ -349,7 +349,8 @@ class TransactionProducer(HalfMessageProducer):
         open until a broker's check. A plain local transaction runs to its end and is then decided.
 
         Args:
-            message: The message, or several that share one decision. They must not be delayed.
+            message: The message, or several that share one decision. A delay of a message begins
+                with the commit, and needs a txmq broker.
             arg: Passed to the listener unchanged.
 
         Returns:
@@ -358,6 +359,7 @@ class TransactionProducer(HalfMessageProducer):
         Raises:
             LocalProtocolError: The protocol cannot carry this message in a transaction.
             LimitExceeded: It is too large.
+            RequestNotSupported: It is delayed, and its broker is not a txmq broker.
             TransportError: The broker did not answer the half message, and the local transaction
                 did not run. Unless the error's ``effect`` is ``NONE``, a broker may check it.
             BrokerRefused: The broker refused the half message; otherwise as ``TransportError``.

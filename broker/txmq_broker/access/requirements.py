@@ -155,6 +155,7 @@ REQUIREMENTS: Final[Mapping[int, Requirement]] = {
     _CODE.SEND_MESSAGE: _SEND,
     _CODE.SEND_MESSAGE_V2: _SEND_SHORT,
     _CODE.SEND_BATCH_MESSAGE: _SEND_SHORT,
+    _CODE.SEND_DELAYED_HALF: _SEND_SHORT,
     _CODE.RECALL_MESSAGE: _SEND,
     _CODE.END_TRANSACTION: _end,
     # Replies share the cluster's topic; the request itself proves who may answer.

@@ -23,11 +23,12 @@ from txmq.protocol.recall import RecallHandle
 from txmq.protocol.record import Postmark, Record
 from txmq.protocol.topics import SCHEDULE_TOPIC, WAITING_TOPICS
 from txmq_broker.config import DelaySettings
-from txmq_broker.core.topics import Topic, Topics
+from txmq_broker.core.topics import Topics
 from txmq_broker.store.delay_lines import LEVELS_MAX, WHEEL_LINES, Line
 from txmq_broker.store.delay_store import DelayStore, Unstored, retry_of
 from txmq_broker.store.due_messages import Due, ListPlace
 from txmq_broker.store.message_store import MessageStore
+from txmq_broker.store.pending_transactions import Half
 from txmq_broker.store.queue_store import key_hashes_in, tags_code_in, topic_seed
 
 __all__ = ["DueTime", "Schedule", "delayed_page"]
@@ -77,40 +78,47 @@ class Schedule:
             MessageIllegal: The value is not a number, or the time is too far away. Producers do not
                 retry after this code.
         """
+        found = self.due_time_of(special, now_ms)
+        if found is not None and not found.level and found.due_ms - now_ms > self._longest_ms:
+            raise MessageIllegal(
+                f"a delay is at most {self._longest_ms // 1000} s here (delay.longest), "
+                f"not {(found.due_ms - now_ms) // 1000} s"
+            )
+        return found
+
+    def due_time_of(self, special: Mapping[str, str], now_ms: int) -> DueTime | None:
+        """As :meth:`due_time_in`, for a message that was accepted before: any time counts.
+
+        Raises:
+            MessageIllegal: The value is not a number.
+        """
         level = _number("DELAY", special)
         if level > 0:
             return self.due_time_of_level(level, now_ms)
         for name, unit in (("TIMER_DELAY_SEC", 1000), ("TIMER_DELAY_MS", 1)):
             if name in special:
-                return self._due_time_at(now_ms + max(0, _number(name, special)) * unit, now_ms)
-        return self._due_time_at(_number("TIMER_DELIVER_MS", special), now_ms)
+                due_ms = now_ms + max(0, _number(name, special)) * unit
+                break
+        else:
+            due_ms = _number("TIMER_DELIVER_MS", special)
+        return DueTime(0, due_ms) if due_ms > now_ms else None
 
     def due_time_of_level(self, level: int, now_ms: int) -> DueTime:
         """The due time of a delay level; levels above the highest count as the highest."""
         level = min(level, len(self._levels))
         return DueTime(level, now_ms + self._levels[level - 1])
 
-    def _due_time_at(self, due_ms: int, now_ms: int) -> DueTime | None:
-        if due_ms <= now_ms:
-            return None
-        if due_ms - now_ms > self._longest_ms:
-            raise MessageIllegal(
-                f"a delay is at most {self._longest_ms // 1000} s here (delay.longest), "
-                f"not {(due_ms - now_ms) // 1000} s"
-            )
-        return DueTime(0, due_ms)
-
     # Storing
 
     def put(
-        self, topic: Topic, number: int, message: Unstored, due_time: DueTime, now_ms: int
+        self, topic: str, number: int, message: Unstored, due_time: DueTime, now_ms: int
     ) -> tuple[int, int]:
         """Stage a delayed message, and return its offset in its line and its position.
 
         Raises:
             MessageIllegal: Its properties leave no room for its real topic and queue.
         """
-        place = records.real_place(topic.name, number)
+        place = records.real_place(topic, number)
         data = _with_real_place(message.data, due_time.level, place)
         if len(data) > PROPERTIES_BYTES_MAX:
             raise MessageIllegal(
@@ -119,9 +127,28 @@ class Schedule:
             )
         line, due_ms = self._line_for(due_time, now_ms)
         retry = None
-        if topic.name[0] == "%":
-            retry = retry_of(topic.name, message.postmark[5], data.decode())
+        if topic[0] == "%":
+            retry = retry_of(topic, message.postmark[5], data.decode())
         return self._delays.join(line, due_ms, message._replace(data=data), retry)
+
+    def put_committed(self, half: Half, data: bytes, stored_ms: int, now_ms: int) -> bool:
+        """Stage the message of a committed transaction that asks for a delay, which is counted from
+        now; returns false if it is due already.
+        """
+        record, _ = records.unpack(data)
+        due_time = self.due_time_of(record.property_map(), now_ms)
+        if due_time is None:
+            return False
+        flags = record.sys_flag & ~records.TYPE_BITS
+        stamp = (
+            flags, record.born_ms, record.born_host, stored_ms, record.store_host,
+            record.attempts, 0,
+        )  # fmt: skip
+        origin = properties.render({properties.HALF: str(half.position)})
+        text = properties.join(record.properties, origin).encode()
+        message = Unstored(stamp, record.flag, record.body, text)
+        self.put(half.queue.topic, half.queue.number, message, due_time, now_ms)
+        return True
 
     def _line_for(self, due_time: DueTime, now_ms: int) -> tuple[Line, int]:
         """A line that has not yet delivered a message with a later due time.

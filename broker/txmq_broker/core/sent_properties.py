@@ -78,7 +78,7 @@ def terms_of(special: Special) -> HalfTerms:
         mark is not None and mark.lower() == "true",
         group if is_whole else "",
         seconds_in(special.get(properties.CHECK_IMMUNITY)),
-        _delay_in(special) is not None,
+        properties.delay_in(special.get) is not None,
     )
 
 
@@ -91,12 +91,10 @@ def missing_marks(sent: SentProperties, group: str) -> str:
         group: The producer group in its header.
 
     Raises:
-        MessageIllegal: It requests a delay, its properties are too long, or its group's name is
-            invalid.
+        MessageIllegal: Its properties are too long, or its group's name is invalid.
     """
     data, _, _, _, special = sent
     special = special or {}
-    refuse_delay(special, "a half message")
     marks = "" if special.get(properties.TRANSACTION) else "TRAN_MSG\x01true\x02"
     owner = special.get(properties.PRODUCER_GROUP)
     if not owner:
@@ -117,17 +115,9 @@ def refuse_delay(special: dict[str, str], what: str) -> None:
     Raises:
         MessageIllegal: The message requests a delay. Producers do not retry after this code.
     """
-    name = _delay_in(special)
+    name = properties.delay_in(special.get)
     if name is not None:
         raise MessageIllegal(f"{what} cannot be delayed ({name} is {special[name][:40]})")
-
-
-def _delay_in(special: dict[str, str]) -> str | None:
-    """The name of the first property that requests a delay."""
-    for name in properties.DELAYS:
-        if special.get(name, "0") not in ("", "0"):
-            return name
-    return None
 
 
 def examine(

@@ -32,8 +32,10 @@ from txmq.protocol.codes import SysFlag
 from txmq.protocol.headers import EndTransaction, OtherHalf
 from txmq.protocol.properties import id_in_transaction
 from txmq.protocol.span import DecisionKind, DecisionSource
+from txmq.runtime.clock import Clock
 from txmq.text import quantity
 from txmq_broker.config import CheckBackSettings
+from txmq_broker.core.schedule import Schedule
 from txmq_broker.core.topics import Topics
 from txmq_broker.store.half_store import HalfStore, NewDecision
 from txmq_broker.store.pending_transactions import KEY_MASK, Half, transaction_key
@@ -159,11 +161,16 @@ class Transactions:
         halves: HalfStore,
         topics: Topics,
         settings: CheckBackSettings,
+        schedule: Schedule,
+        clock: Clock,
     ) -> None:
         self.halves = halves
+        halves.delay = self._delay
         self.settings = settings
         self.tally = Tally()
         self._topics = topics
+        self._schedule = schedule
+        self._clock = clock
 
     # Deciding
 
@@ -171,8 +178,9 @@ class Transactions:
         """Stage the decisions of ENDs, from the first one on.
 
         It stops at the first END that needs :meth:`find` and :meth:`decide`: its id, place or group
-        does not match an open transaction, the message must be copied, or it is about several. It
-        does not consult STEPS, because an open transaction, parked or not, takes every END.
+        does not match an open transaction, the message must be copied or delayed, or it is about
+        several. It does not consult STEPS, because an open transaction, parked or not, takes every
+        END.
 
         Returns:
             How many ENDs it took.
@@ -194,7 +202,7 @@ class Transactions:
                 or entry[0] != end.tran_state_table_offset
                 or position != end.commit_log_offset
                 or shared[1] != end.producer_group
-                or (kind is _COMMITTED and position < oldest)
+                or (kind is _COMMITTED and (position < oldest or shared[3]))
             ):
                 break
             decided.add(key)
@@ -350,11 +358,11 @@ class Transactions:
     def _stage(self, decisions: Sequence[NewDecision], now_ms: int) -> None:
         self.halves.decide(decisions, now_ms)
         topics, committed = self._topics.by_name, 0
-        for _, entry, (queue, _, _), kind, _, _ in decisions:
+        for _, entry, (queue, _, _, is_delayed), kind, _, _ in decisions:
             if kind is _COMMITTED:
                 committed += 1
                 topic = topics.get(queue.topic)
-                if topic is not None:
+                if topic is not None and not is_delayed:  # It counts when it is delivered.
                     topic.put_count += 1
                     topic.put_bytes += entry[2]
         self.tally.committed += committed
@@ -362,6 +370,10 @@ class Transactions:
             self.tally.parked += len(decisions)
         else:
             self.tally.rolled_back += len(decisions) - committed
+
+    def _delay(self, half: Half, data: bytes, stored_ms: int) -> bool:
+        # Log time may be ahead of a clock that was set back; a delay goes by the clock.
+        return self._schedule.put_committed(half, data, stored_ms, self._clock.wall_ms())
 
     def _conflict(self, found: TransactionStatus, event: Event, source: DecisionSource) -> None:
         self.tally.conflicts += 1

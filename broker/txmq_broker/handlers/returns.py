@@ -126,7 +126,7 @@ class ReturnHandlers:
             clock_ms = self._clock.wall_ms()
             due_time = self._schedule.due_time_of_level(verdict.level, clock_ms)
             message = Unstored(postmark, flag, body, data)
-            self._schedule.put(topic, number, message, due_time, clock_ms)
+            self._schedule.put(topic.name, number, message, due_time, clock_ms)
 
     def _count(self, record: Record, group: str) -> None:
         name = properties.find(record.properties, properties.RETRY_TOPIC)

@@ -1,4 +1,4 @@
-"""10, 310, 320, 370, and of txmq 7721 and 7722: producers send messages and recall delayed ones.
+"""10, 310, 320, 370, and of txmq 7712, 7721, 7722: producers send messages and recall delayed ones.
 
 The broker's hottest path starts here.
 """
@@ -90,13 +90,14 @@ class SendHandlers:
             RequestCode.SEND_MESSAGE: self.send,
             RequestCode.SEND_MESSAGE_V2: RunHandler(self.send, self.send_run),
             RequestCode.SEND_BATCH_MESSAGE: self.send,
+            RequestCode.SEND_DELAYED_HALF: self.send,
             RequestCode.RECALL_MESSAGE: self.recall,
             RequestCode.LIST_DELAYED: self.list_waiting,
             RequestCode.RECALL_DELAYED: self.recall_by_hand,
         }
 
     def send(self, connection: Connection, request: Command) -> None:
-        """10, 310 and 320: store a message or a batch; only the header of 10 has long names."""
+        """10, 310, 320, 7712: store a message or a batch; only the header of 10 has long names."""
         header: SendMessage
         if isinstance(request.ext, SendMessage):  # A run's 310 is decoded this far.
             header = request.ext
@@ -191,7 +192,7 @@ class SendHandlers:
                     if (
                         sys_flag & TYPE_BITS not in (0, PREPARED)
                         or not (terms.group or cleared)
-                        or terms.is_delayed
+                        or (terms.is_delayed and not cleared)
                         or not room
                         or len(data) > PROPERTIES_OF_HALF_MAX
                         or topic_name.startswith((RETRY, DLQ))
@@ -206,7 +207,9 @@ class SendHandlers:
                     if origin is None:
                         origin = self._clients.producer_id(group, connection)
                     owner = terms.group or group
-                    new_halves.append((len(new), key, owner, origin, terms.immunity_s))
+                    new_halves.append(
+                        (len(new), key, owner, origin, terms.immunity_s, terms.is_delayed)
+                    )
                     keys.add(key)
                     room -= 1
                 elif terms.is_delayed and cleared is None:
@@ -282,7 +285,9 @@ class SendHandlers:
             if due_time is not None:
                 message = Unstored(postmark, header.flag, body, data)
                 number = header.queue_id
-                offset, position = self._schedule.put(topic, number, message, due_time, wall_ms)
+                offset, position = self._schedule.put(
+                    topic.name, number, message, due_time, wall_ms
+                )
                 handle = recall.encode(
                     RecallHandle(topic.name, self._broker, due_time.due_ms, unique)
                 )
@@ -322,6 +327,8 @@ class SendHandlers:
         self._admission.check_halves()
         marks = missing_marks(sent, header.producer_group)
         header.properties = properties.join(header.properties or "", marks)
+        if sent[4] is not None:
+            self._schedule.due_time_in(sent[4], self._clock.wall_ms())
         unique = sent[1]
         known = self._known(transaction_key(unique), topic, unique, body)
         if known is None and not self._room_for_halves():

@@ -71,9 +71,9 @@ gone, the consumer comes back here, and must not do so in a tight loop.
 _PULLS: Final = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
 _STORED: Final = frozenset((
     RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE,
-    RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2,
-    RequestCode.CONSUMER_SEND_MSG_BACK, RequestCode.END_TRANSACTION, RequestCode.RECALL_MESSAGE,
-    RequestCode.UPDATE_CONSUMER_OFFSET,
+    RequestCode.SEND_DELAYED_HALF, RequestCode.SEND_REPLY_MESSAGE,
+    RequestCode.SEND_REPLY_MESSAGE_V2, RequestCode.CONSUMER_SEND_MSG_BACK,
+    RequestCode.END_TRANSACTION, RequestCode.RECALL_MESSAGE, RequestCode.UPDATE_CONSUMER_OFFSET,
 ))  # fmt: skip
 """Refused as unavailable, so that clients retry elsewhere.
 

@@ -42,6 +42,7 @@ _SETTLE_S: Final = 2.0
 
 _SENDS: Final = frozenset((
     RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE,
+    RequestCode.SEND_DELAYED_HALF,
 ))  # fmt: skip
 
 

@@ -430,7 +430,7 @@ class Checker:
         if checks.asked or checks.current or checks.stranded or self._immune_until:
             for decisions, _, is_parking in span.markers:
                 if not is_parking:
-                    for key, _, (_, group, _), *_ in decisions:
+                    for key, _, (_, group, *_), *_ in decisions:
                         self._forget(key, group)
 
     def _forget(self, key: int, group: str) -> None:

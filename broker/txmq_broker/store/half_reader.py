@@ -7,6 +7,7 @@ the half topic, a marker under the op topic, or a committed message, whose entry
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Final, NamedTuple
 
 import msgspec
@@ -39,6 +40,7 @@ __all__ = [
 
 _NOWHERE: Final = bytes(8)
 _BODY_CRC: Final = records.CRC_AT
+_PLACE_DIGITS: Final = 19
 _HALF_DIFFERS: Final = "a half message differs from what was stored"
 
 
@@ -102,6 +104,7 @@ class HalfReader:
             queue=self.queues.queue(record.topic, record.queue_id),
             group=properties.find(text, properties.PRODUCER_GROUP) or "",
             origin="",
+            is_delayed=properties.delay_in(partial(properties.find, text)) is not None,
             key_hashes=key_hashes_in(topic_seed(record.topic), text),
             immunity_s=seconds_in(properties.find(text, properties.CHECK_IMMUNITY)),
         )
@@ -166,7 +169,10 @@ class HalfReader:
                 return None
             # A commit in a later file wrote the message again.
             if record.sys_flag & records.TYPE_BITS != records.PREPARED:
-                position = record.prepared_position
+                origin = properties.find(record.properties, properties.HALF) or ""
+                # A client may have written it.
+                is_place = origin.isascii() and origin.isdecimal() and len(origin) <= _PLACE_DIGITS
+                position = int(origin) if is_place else record.prepared_position
                 if not position:
                     return None
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple, TypeAlias
 
@@ -67,9 +67,10 @@ class RecentDecision(NamedTuple):
     kind: DecisionKind
 
 
-NewHalf: TypeAlias = tuple[int, int, str, str, int]
+NewHalf: TypeAlias = tuple[int, int, str, str, int, bool]
 """A half message in a run of new records: its index in the run, its transaction's key, its group,
-the client that sent it, and for how many seconds it wants no check.
+the client that sent it, for how many seconds it wants no check, and whether its message asks for a
+delay.
 """
 
 NewDecision: TypeAlias = tuple[int, OpenEntry, Shared, DecisionKind, int, bytes]
@@ -77,6 +78,10 @@ NewDecision: TypeAlias = tuple[int, OpenEntry, Shared, DecisionKind, int, bytes]
 :meth:`PendingTransactions.read` for it, the kind and the source of the decision, and an operator's
 reason.
 """
+
+
+Delay: TypeAlias = Callable[[Half, bytes, int], bool]
+"""Takes an open half message, its record, and the time of the decision."""
 
 
 class Opening(NamedTuple):
@@ -119,6 +124,8 @@ class HalfStore(HalfReader):
         self.staged: list[Opening] = []
         self.markers: list[Closing] = []
         self._open: dict[int, bool] = {}
+        self.delay: Delay = lambda *_: False
+        """Stages a committed message that asks for a delay; returns false if it is due already."""
 
     # Appending
 
@@ -136,10 +143,11 @@ class HalfStore(HalfReader):
         keys: list[int] = []
         positions: list[int] = []
         immune: dict[int, int] = {}
-        for index, key, group, origin, immunity_s in halves:
+        for index, key, group, origin, immunity_s, is_delayed in halves:
             queue, _, _, _, _, tags_code, hashes, _ = new[index]
             place = places[index]
-            opening[key] = pack(place, tags_code, (queue, group, origin), hashes, immunity_s)
+            shared = queue, group, origin, is_delayed
+            opening[key] = pack(place, tags_code, shared, hashes, immunity_s)
             keys.append(key)
             positions.append(place[1])
             if immunity_s:
@@ -167,8 +175,14 @@ class HalfStore(HalfReader):
         copies: list[tuple[Half, bytes]] = []
         for key, entry, shared, kind, source, reason in decisions:
             half_offset, half_position, size, tags_code, checksum, _, its_hashes = entry
-            queue, offset = shared[0], -1
-            if kind is _COMMITTED and half_position >= oldest and queue is not self.half_queue:
+            queue, _, _, is_delayed = shared
+            offset = -1
+            if (
+                kind is _COMMITTED
+                and half_position >= oldest
+                and queue is not self.half_queue
+                and not is_delayed
+            ):
                 of_queue = shown.get(queue)
                 if of_queue is None:
                     of_queue = shown[queue] = []
@@ -203,6 +217,8 @@ class HalfStore(HalfReader):
             key_hashes = array("I", b"".join(hashes))
             self.queues.stage_entries(shown, first, key_hashes, hash_positions)
         for half, copy in copies:
+            if half.is_delayed and not is_parking and self.delay(half, copy, now_ms):
+                continue
             self._stage_copy(half, copy, now_ms, is_parking=is_parking)
         self.markers.append(Closing(decisions, positions, is_parking))
 
@@ -376,8 +392,8 @@ class HalfStore(HalfReader):
             error,
         )
         return Half(
-            offset, position, size, tags_code, checksum ^ HIDDEN, self.half_queue, "", "", (),
-            is_parked=True,
+            offset, position, size, tags_code, checksum ^ HIDDEN, self.half_queue, "", "", False,
+            (), is_parked=True,
         )  # fmt: skip
 
     def _recall(self) -> None:

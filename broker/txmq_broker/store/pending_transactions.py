@@ -80,6 +80,8 @@ class Half(msgspec.Struct, frozen=True, gc=False):
     group: str
     origin: str
     """The client that sent it; empty if unknown."""
+    is_delayed: bool
+    """Whether its message asks for a delay, which begins with the commit."""
     key_hashes: tuple[int, ...]
     immunity_s: int = 0
     """The seconds without checks that its producer wants; 0 if it names none."""
@@ -91,15 +93,17 @@ class Half(msgspec.Struct, frozen=True, gc=False):
     def parts(self) -> tuple[Place, int, Shared, tuple[int, ...], int, int, bool]:
         """The arguments of :meth:`PendingTransactions.pack`."""
         place = self.offset, self.position, self.size, self.checksum
-        shared = self.queue, self.group, self.origin
+        shared = self.queue, self.group, self.origin, self.is_delayed
         return (
             place, self.tags_code, shared, self.key_hashes, self.immunity_s, self.checks,
             self.is_parked,
         )  # fmt: skip
 
 
-Shared: TypeAlias = tuple[ConsumeQueue, str, str]
-"""What many transactions share: the queue, the producer group and the client of a half message."""
+Shared: TypeAlias = tuple[ConsumeQueue, str, str, bool]
+"""What many transactions share: the queue, the producer group and the client of a half message, and
+whether its message asks for a delay.
+"""
 
 OpenEntry: TypeAlias = tuple[int, int, int, int, int, int, bytes]
 """A half message's offset, position and size, the hash of its tag, its checksum, the number of its
@@ -248,7 +252,7 @@ class PendingTransactions:
         """Return the number of transactions of each owner of a group, by the owner's number."""
         return {
             number: self.owner_uses[number]
-            for number, (_, name, _) in self.owners.items()
+            for number, (_, name, *_) in self.owners.items()
             if name == group
         }
 

@@ -55,7 +55,13 @@ BODY = msgspec.json.encode(
         "consumerDataSet": [{"groupName": "G", "subscriptionDataSet": [{"topic": "T"}]}],
     }
 )
-SENDS = (Code.SEND_MESSAGE, Code.SEND_MESSAGE_V2, Code.SEND_BATCH_MESSAGE, Code.RECALL_MESSAGE)
+SENDS = (
+    Code.SEND_MESSAGE,
+    Code.SEND_MESSAGE_V2,
+    Code.SEND_BATCH_MESSAGE,
+    Code.SEND_DELAYED_HALF,
+    Code.RECALL_MESSAGE,
+)
 ALLOWED = {
     **dict.fromkeys((*SENDS, Code.END_TRANSACTION), PUB),
     Code.PULL_MESSAGE: BOTH,

@@ -61,7 +61,7 @@ class Desk:
             data = properties.render({"UNIQ_KEY": name, "TAGS": "t", "KEYS": "k1 k2"}).encode()
         postmark = self.postmark(flags, host)
         message = Unstored(postmark, 3, name.encode(), data)
-        _, position = self.schedule.put(self.topic, number, message, due_time, self.now)
+        _, position = self.schedule.put(self.topic.name, number, message, due_time, self.now)
         self.shelf.flush()
         return due_time, records.unpack(self.store.log.bytes_at(position))[0]
 

@@ -223,12 +223,6 @@ def test_a_producer_can_set_the_check_immunity_time(value, seconds):
     assert immunity_s == (0xFFFF_FFFF if seconds is None else seconds)
 
 
-@pytest.mark.parametrize("name", ["DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"])
-def test_a_half_message_cannot_be_delayed(name):
-    with pytest.raises(MessageIllegal, match=name):
-        half_arrived(f"UNIQ_KEY\x01u\x02{name}\x013\x02")
-
-
 @pytest.mark.parametrize("value", ["", "0"])
 def test_a_half_message_with_a_delay_of_zero_is_accepted(value):
     stored, *_ = half_arrived(f"DELAY\x01{value}\x02UNIQ_KEY\x01u\x02")

@@ -341,21 +341,6 @@ async def test_9_a_message_whose_tran_msg_is_not_true_is_an_ordinary_message(cli
     assert [record.body for record in await stored(client, "T")] == [b"x"]
 
 
-@pytest.mark.parametrize("name", DELAYS)
-@pytest.mark.parametrize("sys_flag", [4, 0])
-@run_by(in_world_with_client)
-async def test_9_a_half_message_cannot_be_delayed(stage, client, /, name, sys_flag):
-    header = sending("T", sys_flag=sys_flag, **{"TRAN_MSG": "true", name: "3"})
-
-    refused = await client.ask(SEND, header, body=b"x")
-
-    assert refused.code == ILLEGAL
-    assert name in refused.remark
-    assert "cannot be delayed" in refused.remark
-    assert await client.max_offset(HALVES) == await client.max_offset("T") == 0
-    assert len(stage.broker.store.delays) == len(stage.broker.store.halves.pending) == 0
-
-
 @pytest.mark.parametrize("sys_flag", [8, 12])
 @run_by(with_client)
 async def test_9_a_send_with_a_commit_or_rollback_flag_is_illegal(client, /, sys_flag):

@@ -23,11 +23,11 @@ numbers = st.integers(0, 2**31 - 1)
     sys_flag=numbers,
     born=st.integers(0, 2**63 - 1),
     flag=st.integers(-(2**31), 2**31 - 1),
-    is_batch=st.booleans(),
+    code=st.sampled_from([310, 320, 7712]),
     is_oneway=st.booleans(),
 )
 def test_the_template_for_a_send_equals_the_codec(
-    group, topic, broker, properties, opaque, queue, sys_flag, born, flag, is_batch, is_oneway
+    group, topic, broker, properties, opaque, queue, sys_flag, born, flag, code, is_oneway
 ):
     header = SendMessageV2(
         producer_group=group,
@@ -41,14 +41,13 @@ def test_the_template_for_a_send_equals_the_codec(
         properties=properties,
         reconsume_times=0,
         unit_mode=False,
-        batch=is_batch,
+        batch=code == 320,
         broker_name=broker,
     )
-    code = 320 if is_batch else 310
 
     head = SendHeaderTemplate(group, topic, "TBW102", 4, broker).head(
         opaque, queue, sys_flag, born, flag, properties, b"body",
-        is_batch=is_batch, is_oneway=is_oneway,
+        code=code, is_oneway=is_oneway,
     )  # fmt: skip
 
     assert head + b"body" == command.encode(code, opaque, header, body=b"body", flag=2 * is_oneway)

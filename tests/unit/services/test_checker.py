@@ -8,8 +8,9 @@ from tests.unit.store.shelf import Shelf
 from txmq.protocol.bodies import Heartbeat, ProducerRegistration
 from txmq.protocol.span import DecisionKind
 from txmq.runtime.clock import SystemClock
-from txmq_broker.config import CheckBackSettings, TopicDefaults
+from txmq_broker.config import CheckBackSettings, DelaySettings, TopicDefaults
 from txmq_broker.core.clients import Clients
+from txmq_broker.core.schedule import Schedule
 from txmq_broker.core.topics import Topics
 from txmq_broker.core.transactions import Transactions
 from txmq_broker.services.checker import Checker
@@ -44,7 +45,7 @@ def crowd():
 
 
 def half(offset, origin, checks=0):
-    return Half(offset, 0, 0, 0, 0, None, GROUP, origin, (), checks=checks)
+    return Half(offset, 0, 0, 0, 0, None, GROUP, origin, False, (), checks=checks)
 
 
 @pytest.mark.parametrize("origin", ["client-1999", "gone"])
@@ -81,7 +82,13 @@ def test_a_transaction_decided_before_its_last_check_counts_is_not_parked():
         return shelf.next_ms()
 
     topics = Topics(shelf.store, TopicDefaults())
-    transactions = Transactions(shelf.store.halves, topics, CheckBackSettings(check_max=1))
+    transactions = Transactions(
+        shelf.store.halves,
+        topics,
+        CheckBackSettings(check_max=1),
+        Schedule(shelf.store, topics, DelaySettings()),
+        SystemClock(),
+    )
     checker = Checker(transactions, Clients(), SystemClock(), decision_ms)
     checker.checks.ask(key, object(), 0.0)
     shelf.decide("U1", DecisionKind.COMMITTED)

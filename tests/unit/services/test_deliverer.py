@@ -112,7 +112,7 @@ class Stage(Press):
         body = name.encode() + body
         now_ms = self.clock.wall_ms()
         message = Unstored(postmark, 0, body, data)
-        self.schedule.put(self.topic, 0, message, wish, now_ms)
+        self.schedule.put(self.topic.name, 0, message, wish, now_ms)
 
     def names(self):
         assert all(len(times) == 1 for times in self.came.values()), "one came twice"

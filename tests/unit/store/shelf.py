@@ -113,7 +113,7 @@ class Shelf:
             tuple(key_hash(seed, key) for key in keys_in(text)),
             halves.half_queue,
         )
-        self.store.stage([record], [(0, key, group, "", 0)])
+        self.store.stage([record], [(0, key, group, "", 0, False)])
         return halves.pending.unpack(halves.opening[key])
 
     def decide(self, unique, kind, reason=""):

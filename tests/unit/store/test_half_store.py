@@ -605,7 +605,7 @@ def test_a_failed_write_takes_back_half_messages_and_decisions(shelf, error, pro
         shelf.store.write()
 
     assert (halves.opening, halves.closing, halves.parking) == ({}, {}, set())
-    assert [group for _, group, _ in halves.pending.owners.values()] == ["P"]
+    assert [group for _, group, *_ in halves.pending.owners.values()] == ["P"]
     assert (
         offsets.items()
         <= {place: queue.next_offset for place, queue in shelf.queues().items()}.items()

@@ -20,7 +20,7 @@ def half(number=0, **given):
     values = {
         "offset": number, "position": 100 * number, "size": 300, "tags_code": -7,
         "checksum": 0xFFFF_FFFF, "queue": T, "group": "g", "origin": "c",
-        "key_hashes": (1, 2**32 - 1),
+        "is_delayed": False, "key_hashes": (1, 2**32 - 1),
     }  # fmt: skip
     return Half(**values | given)
 

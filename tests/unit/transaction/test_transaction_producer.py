@@ -30,6 +30,7 @@ from txmq.errors import (
     LimitExceeded,
     LocalProtocolError,
     MessageIllegal,
+    RequestNotSupported,
     RequestTimeout,
     RollBack,
     ServiceUnavailable,
@@ -38,7 +39,7 @@ from txmq.errors import (
     UsageError,
 )
 from txmq.message import Message, Queue
-from txmq.protocol import command, headers
+from txmq.protocol import command, headers, recall
 from txmq.protocol.codes import SysFlag
 from txmq.transaction import (
     HalfMessage,
@@ -112,23 +113,46 @@ async def test_a_message_that_has_an_id_keeps_it(stage):
 
 
 @pytest.mark.parametrize(
-    "delay",
+    ("delay", "wish"),
     [
-        {"delay_level": 3},
-        {"deliver_after": 0},
-        {"deliver_at_ms": 1},
-        {"properties": {"DELAY": "1"}},
-        {"properties": {"TIMER_DELAY_MS": "1"}},
+        ({"delay_level": 3}, {"DELAY": "3"}),
+        ({"deliver_after": "90s"}, {"TIMER_DELAY_SEC": "90"}),
+        ({"deliver_after": 0.25}, {"TIMER_DELAY_MS": "250"}),
+        ({"deliver_at_ms": 1}, {"TIMER_DELIVER_MS": "1"}),
+        ({"properties": {"DELAY": "1"}}, {"DELAY": "1"}),
     ],
 )
-def test_a_delayed_message_is_refused_before_anything_is_sent(delay):
+def test_a_delayed_message_is_sent_by_a_request_that_only_txmq_brokers_know(delay, wish):
     @staged()
     async def scenario(stage):
-        with pytest.raises(LocalProtocolError, match="cannot be delayed"):
-            await stage.producer.send_in_transaction(message(**delay))
+        stage.broker.on_send_delayed_half = stage.broker.on_send_message_v2
+
+        outcome = await stage.producer.send_in_transaction(message(**delay))
+
         assert stage.halves == []
+        (sent,) = [fields for _, code, fields in stage.cluster.asked if code == 7712]
+        assert fields_of(sent).items() >= {**wish, "TRAN_MSG": "true"}.items()
+        handle = recall.decode(outcome.sent[0].recall_handle)
+        assert handle == (TOPIC, stage.broker.name, delay.get("deliver_at_ms", 0), outcome.xid)
 
     scenario()
+
+
+@staged()
+async def test_another_broker_refuses_a_delayed_message_before_it_stores_anything(stage):
+    with pytest.raises(RequestNotSupported, match="only a txmq broker can delay"):
+        await stage.producer.send_in_transaction(message(delay_level=3))
+
+    assert (stage.halves, stage.ends, stage.bank.executed) == ([], [], [])
+    assert not any(stage.broker.queues.values())
+
+
+@staged()
+async def test_a_delay_in_two_ways_is_refused_before_anything_is_sent(stage):
+    with pytest.raises(LocalProtocolError, match="delayed in one way"):
+        await stage.producer.send_in_transaction(message(delay_level=3, deliver_after=1))
+
+    assert stage.cluster.codes("SEND_DELAYED_HALF", "SEND_MESSAGE_V2") == []
 
 
 @staged()

@@ -143,7 +143,7 @@ class MessageCalls(ClusterCalls):
             opaque = connection.number()
             head = form.head(
                 opaque, queue.number, envelope.sys_flag, session.clock.wall_ms(), envelope.flag,
-                envelope.properties, envelope.body, is_batch=bool(envelope.ids),
+                envelope.properties, envelope.body, code=envelope.code,
             )  # fmt: skip
             deadline = session.clock.monotonic() + session.answer_s
             connection.post(opaque, PendingResponse(future), deadline, head, envelope.body)

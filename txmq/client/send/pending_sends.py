@@ -277,7 +277,7 @@ class PendingSends:
             form = self._forms.get((queue.topic, queue.broker)) or self.form(queue)
             head = form.head(
                 opaque, queue.number, envelope.sys_flag, self.clock.wall_ms(), envelope.flag,
-                envelope.properties, envelope.body, is_batch=bool(envelope.ids),
+                envelope.properties, envelope.body, code=envelope.code,
             )  # fmt: skip
             ends = send.attempt_ends(now) if send.is_spread else send.deadline
             connection.post(opaque, send, ends, head, envelope.body)

@@ -14,6 +14,8 @@ from functools import partial
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
+from msgspec.structs import replace as changed
+
 from txmq.client.cluster_client import ClusterClient, client_of
 from txmq.client.lifecycle import Lifecycle, not_open
 from txmq.client.middleware import SendChain
@@ -25,9 +27,11 @@ from txmq.client.send.accumulator import Accumulator
 from txmq.client.send.pending_sends import PendingSend, PendingSends
 from txmq.client.send.request_reply import Reply, Requester
 from txmq.client.send_request import (
+    Envelope,
     Packing,
     bundled,
     common_topic,
+    is_delayed,
     packed_size,
     sealed,
     split,
@@ -40,15 +44,17 @@ from txmq.errors import (
     Effect,
     LimitExceeded,
     LocalProtocolError,
+    RequestNotSupported,
     RequestTimeout,
     TxmqError,
     UsageError,
 )
 from txmq.limits import GROUP_CHARS_MAX
 from txmq.message import Message, Queue, ReceivedMessage
-from txmq.protocol import properties
+from txmq.protocol import properties, recall
 from txmq.protocol.bodies import ProducerRegistration
-from txmq.protocol.codes import SysFlag
+from txmq.protocol.codes import RequestCode, SysFlag
+from txmq.protocol.recall import RecallHandle
 from txmq.runtime.clock import Clock
 from txmq.runtime.entropy import Entropy
 from txmq.runtime.network import Network
@@ -228,15 +234,32 @@ class Sender:
             marks: The properties that make it a half message, as text; see :func:`sealed`.
 
         Raises:
+            RequestNotSupported: It is delayed, and the broker is not a txmq broker.
             TxmqError: As for :meth:`send`.
         """
         if queue is not None:
             _check_queue(message, queue)
         envelope = sealed(message, xid, self._packing, sys_flag=_PREPARED, marks=marks)
-        result: SendResult = await self.pending.run(
-            envelope, queue, len(message.body), is_once=True
-        )
+        size = len(message.body)
+        if is_delayed(message):
+            return await self._send_delayed_half(envelope, queue, size, message.deliver_at_ms or 0)
+        result: SendResult = await self.pending.run(envelope, queue, size, is_once=True)
         return result
+
+    async def _send_delayed_half(
+        self, envelope: Envelope, queue: Queue | None, size: int, due_ms: int
+    ) -> SendResult:
+        # Other brokers do not know this request, and so they store nothing.
+        delayed = changed(envelope, code=int(RequestCode.SEND_DELAYED_HALF))
+        try:
+            result: SendResult = await self.pending.run(delayed, queue, size, is_once=True)
+        except RequestNotSupported as error:
+            raise RequestNotSupported(
+                "only a txmq broker can delay a message of a transaction; "
+                "RocketMQ cannot, and nothing is stored"
+            ) from error
+        handle = RecallHandle(envelope.topic, result.queue.broker, due_ms, envelope.id)
+        return changed(result, recall_handle=recall.encode(handle))
 
     async def writable(self, topic: str) -> Sequence[Queue]:
         """The writable queues of a topic; queries the route if it is unknown.

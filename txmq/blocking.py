@@ -133,6 +133,7 @@ class Admin(Facade[txmq.Admin]):
     search: Final = waits(txmq.Admin.search)
     transactions: Final = waits(txmq.Admin.transactions)
     transaction: Final = waits(txmq.Admin.transaction)
+    transaction_messages: Final = waits(txmq.Admin.transaction_messages)
     decide_transaction: Final = waits(txmq.Admin.decide_transaction)
     recheck_transaction: Final = waits(txmq.Admin.recheck_transaction)
     recheck_transactions: Final = waits(txmq.Admin.recheck_transactions)

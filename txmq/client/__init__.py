@@ -34,6 +34,7 @@ from txmq.client.values import (
     TransactionDecision,
     TransactionReport,
     WaitingRetries,
+    WholeTransaction,
 )
 
 __all__ = [
@@ -64,4 +65,5 @@ __all__ = [
     "TransactionDecision",
     "TransactionReport",
     "WaitingRetries",
+    "WholeTransaction",
 ]

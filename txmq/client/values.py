@@ -36,6 +36,7 @@ __all__ = [
     "TransactionDecision",
     "TransactionReport",
     "WaitingRetries",
+    "WholeTransaction",
 ]
 
 
@@ -335,7 +336,7 @@ class BrokerCopies:
 
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
-    """An undecided transaction."""
+    """An undecided transaction, or one message of it if it has several."""
 
     id: str
     state: str
@@ -353,6 +354,24 @@ class OpenTransaction:
     origin: str
     """The client that sent it; empty if unknown."""
     is_being_decided: bool
+    xid: str
+    """The id of its transaction, which the messages of one transaction share."""
+
+
+@dataclass(frozen=True, slots=True)
+class WholeTransaction:
+    """The messages of one transaction at the brokers of a cluster."""
+
+    messages: tuple[OpenTransaction, ...]
+    """In order, open or decided: ``state`` may also be "committed" or "rolled back". A second copy
+    of a message at another broker is not among them, because it is a transaction of its own."""
+    silent: dict[str, str]
+    """Brokers that may have more of its messages but did not answer, with the reasons."""
+
+    @property
+    def open(self) -> tuple[OpenTransaction, ...]:
+        """The messages that wait for the decision."""
+        return tuple(item for item in self.messages if item.state in {"prepared", "parked"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,6 +66,7 @@ __all__ = [
     "TopicNames",
     "TopicRoute",
     "TransactionEntry",
+    "TransactionMessages",
     "queue_map",
     "read_queue_map",
     "read_with_queue_map",
@@ -270,7 +271,7 @@ class ConsumerIds(Body):
 
 
 class TransactionEntry(Body):
-    """An undecided transaction in the answers to 7701 and 7702."""
+    """A message of a transaction in the answers to 7701, 7702, 7711 and 7713."""
 
     transaction_id: str
     state: str
@@ -285,6 +286,8 @@ class TransactionEntry(Body):
     checks: int
     client_id: str
     is_being_decided: bool = False
+    xid: str = ""
+    """The id of the transaction: that of its first message. Older brokers leave it out."""
 
 
 class OpenTransactions(Body):
@@ -295,6 +298,13 @@ class OpenTransactions(Body):
     parked: int
     of_group: int = 0
     """The number of open transactions of the requested producer group."""
+
+
+class TransactionMessages(Body):
+    """The answer to 7713: the messages of a transaction that the broker knows."""
+
+    messages: list[TransactionEntry]
+    """``state`` may also be ``committed`` or ``rolled back``."""
 
 
 class ClientConnection(Body):

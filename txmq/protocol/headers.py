@@ -267,7 +267,7 @@ class ListTransactions(Header):
 
 
 class NamedTransaction(Header):
-    """7702, 7711: a transaction by its id, or by the id of its half message."""
+    """7702, 7711, 7713: a transaction by its id; 7702 and 7711 also by that of a half message."""
 
     transaction_id: str
 

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from txmq.errors import LocalProtocolError
+from txmq.message import XID
 
-__all__ = ["delay_in", "find", "join", "one_line", "parse", "render", "without"]
+__all__ = ["delay_in", "find", "join", "one_line", "parse", "render", "without", "xid_in"]
 
 KEYS: Final = "KEYS"
 TAGS: Final = "TAGS"
@@ -49,6 +50,13 @@ def id_in_transaction(xid: str, number: int) -> str:
     own id.
     """
     return f"{xid}.{number}" if number else xid
+
+
+def xid_in(text: str) -> str:
+    """The id of the transaction of the half message with these properties; empty without an id."""
+    unique, xid = find(text, UNIQUE_KEY) or "", find(text, XID)
+    # A client may name a transaction that its message is not part of.
+    return xid if xid and unique.startswith(f"{xid}.") else unique
 
 
 def find(text: str, name: str) -> str | None:

@@ -26,11 +26,9 @@ from txmq.errors import (
     TransactionGroupWrong,
 )
 from txmq.limits import MESSAGES_OF_TRANSACTION_MAX, SPAN_BYTES_MAX
-from txmq.message import XID
-from txmq.protocol import properties
 from txmq.protocol.codes import SysFlag
 from txmq.protocol.headers import EndTransaction, OtherHalf
-from txmq.protocol.properties import id_in_transaction
+from txmq.protocol.properties import id_in_transaction, xid_in
 from txmq.protocol.span import DecisionKind, DecisionSource
 from txmq.runtime.clock import Clock
 from txmq.text import quantity
@@ -300,10 +298,9 @@ class Transactions:
         if half is None:
             return None
         try:
-            text = self.halves.record_of(half).properties
+            return xid_in(self.halves.record_of(half).properties) or None
         except CorruptRecord:
             return None
-        return properties.find(text, XID) or properties.find(text, properties.UNIQUE_KEY)
 
     def _as_it_stands(self, key: int, half: Half) -> TransactionStatus:
         kind = self.halves.closing.get(key)

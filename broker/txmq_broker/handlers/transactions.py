@@ -1,4 +1,6 @@
-"""37, 323, and of txmq 7701 to 7704, 7709, 7711: ENDs; operators list and decide transactions."""
+"""37, 323, and of txmq 7701 to 7704, 7709, 7711, 7713: ENDs; operators list and decide
+transactions.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,10 @@ from txmq.errors import (
     ShouldCommit,
     ShouldRollBack,
 )
+from txmq.limits import MESSAGES_OF_TRANSACTION_MAX
 from txmq.protocol import properties
 from txmq.protocol import record as records
-from txmq.protocol.bodies import OpenTransactions, TransactionEntry
+from txmq.protocol.bodies import OpenTransactions, TransactionEntry, TransactionMessages
 from txmq.protocol.codes import RequestCode, SysFlag
 from txmq.protocol.command import ONEWAY, Command, answer
 from txmq.protocol.headers import (
@@ -42,6 +45,7 @@ from txmq.protocol.operations import (
     RecheckTransactions,
     TransactionHistory,
 )
+from txmq.protocol.properties import id_in_transaction, xid_in
 from txmq.protocol.record import host_text, offset_id, position_in
 from txmq.protocol.span import REASON_BYTES_MAX, DecisionKind, DecisionSource
 from txmq.protocol.templates import done, done_all
@@ -98,6 +102,7 @@ class TransactionHandlers:
             RequestCode.LIST_TRANSACTIONS: self.list_open,
             RequestCode.SHOW_TRANSACTION: self.show,
             RequestCode.SHOW_TRANSACTION_HISTORY: self.history,
+            RequestCode.LIST_TRANSACTION_MESSAGES: self.list_messages,
             RequestCode.DECIDE_TRANSACTION: self.decide,
             RequestCode.RECHECK_TRANSACTION: self.recheck,
             RequestCode.RECHECK_TRANSACTIONS: self.recheck_all,
@@ -330,7 +335,33 @@ class TransactionHandlers:
             checks=half.checks,
             client_id=half.origin,
             is_being_decided=key in self._transactions.halves.closing,
+            xid=xid_in(text),
         )
+
+    def list_messages(self, _: Connection, request: Command) -> bytes:
+        """7713: the messages of a transaction that are open or known by their ids here."""
+        xid = request.read(NamedTransaction).transaction_id
+        entries = [
+            self._by_key(transaction_key(id_in_transaction(xid, number)))
+            for number in range(MESSAGES_OF_TRANSACTION_MAX)
+        ]
+        # Other clients may give ids that look like these.
+        body = TransactionMessages([entry for entry in entries if entry and entry.xid == xid])
+        return answer(request, body=body.write())
+
+    def _by_key(self, key: int) -> TransactionEntry | None:
+        half = self._pending.find(key)
+        if half is not None:
+            return self._described(key, half)
+        halves = self._transactions.halves
+        done = halves.find_done(key)
+        if done is not None:
+            with suppress(CorruptRecord):
+                found = halves.half_of(done.offset, done.position)
+                if found is not None:
+                    half, _ = found
+                    return self._entry(key, half, _STATES[done.kind], halves.record_of(half))
+        return None
 
     def history(self, _: Connection, request: Command) -> bytes:
         """7711: a transaction, open or decided: its half message, checks and decisions."""

@@ -49,7 +49,7 @@ def report(*decisions, state="prepared", checks=(), next_check_ms=0, **more):
     transaction = OpenTransaction(
         id="X1", state=state, group="icbc", queue=QUEUE, half_offset=0, offset_id="P1",
         keys=("t-1",), stored_ms=AT + 1, checks=len(checks), origin="icbc-1",
-        is_being_decided=False,
+        is_being_decided=False, xid="X1",
     )  # fmt: skip
     given = {"waits_for_producer": False, "producers": 1} | more
     return TransactionReport(

@@ -9,6 +9,7 @@ from txmq.message import Queue
 ONE = OpenTransaction(
     id="A1", state="prepared", group="icbc", queue=Queue("Transfers", "broker-a", 0),
     half_offset=7, offset_id="", keys=(), stored_ms=0, checks=0, origin="", is_being_decided=False,
+    xid="A1",
 )  # fmt: skip
 PARKED = replace(ONE, state="parked")
 PLACE = ("broker-a", 7)

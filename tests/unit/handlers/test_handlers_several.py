@@ -12,8 +12,14 @@ from tests.unit.handlers.transaction_stage import (
     in_lives,
     prepare,
 )
+from txmq.protocol.bodies import OpenTransactions, TransactionMessages
 from txmq.protocol.codes import RequestCode
-from txmq.protocol.headers import DecideTransaction, OtherHalf
+from txmq.protocol.headers import (
+    DecideTransaction,
+    ListTransactions,
+    NamedTransaction,
+    OtherHalf,
+)
 from txmq.testing import Loss
 
 
@@ -132,6 +138,44 @@ async def test_a_message_that_names_a_foreign_transaction_is_decided_alone(clien
     assert (await client.ask(RequestCode.DECIDE_TRANSACTION, by_hand("Y", "commit"))).code == 0
 
     assert await seen(client, "T") == [b"1"]
+
+
+async def known(client, xid):
+    answer = await client.ok(RequestCode.LIST_TRANSACTION_MESSAGES, NamedTransaction(xid))
+    rows = TransactionMessages.read(answer.body).messages
+    return [(row.transaction_id, row.topic, row.state) for row in rows]
+
+
+@run_by(in_lives)
+async def test_a_broker_lists_its_messages_of_a_transaction_open_and_decided(life, /):
+    client = await life.client(topic="T")
+    await client.topic("S")
+    _, second, third = await prepared(client)
+    await prepare(client, "T", "X.3", b"3")  # It does not name X.
+    assert await end(client, second, COMMIT) == await end(client, third, ROLLBACK) == 0
+
+    told = [("X", "T", "prepared"), ("X.1", "S", "committed"), ("X.2", "T", "rolled back")]
+    assert await known(client, "X") == told
+    await life.restart()
+    assert await known(await life.client(), "X") == told
+
+
+@run_by(with_client, topic="T")
+async def test_a_broker_lists_messages_of_a_transaction_whose_first_message_is_elsewhere(client, /):
+    await prepare(client, "T", "X.2", TXMQ_XID="X")
+
+    assert await known(client, "X") == [("X.2", "T", "prepared")]
+    assert await known(client, "X.2") == await known(client, "Y") == []
+
+
+@run_by(with_client, topic="T")
+async def test_open_messages_name_the_transaction_that_they_are_part_of(client, /):
+    await prepared(client, 2, topics=("T",))
+    await prepare(client, "T", "Y", TXMQ_XID="X")
+
+    listed = await client.ok(RequestCode.LIST_TRANSACTIONS, ListTransactions())
+    rows = OpenTransactions.read(listed.body).transactions
+    assert [(row.transaction_id, row.xid) for row in rows] == [("X", "X"), ("X.1", "X"), ("Y", "Y")]
 
 
 @pytest.mark.fault("S4")

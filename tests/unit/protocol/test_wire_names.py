@@ -130,9 +130,10 @@ BODIES = {
     "ConsumerIds": "consumerIdList",
     "TransactionEntry": (
         "transactionId state producerGroup topic queueId halfOffset commitLogOffset offsetMsgId "
-        "keys storedMs checks clientId isBeingDecided"
+        "keys storedMs checks clientId isBeingDecided xid"
     ),
     "OpenTransactions": "transactions open parked ofGroup",
+    "TransactionMessages": "messages",
     "ClientConnection": "clientAddr clientId language version",
     "ConsumerConnections": (
         "connectionSet consumeFromWhere consumeType messageModel subscriptionTable"

@@ -13,14 +13,16 @@ from msgspec.structs import replace
 
 from txmq.client.admin.cluster import ClusterCalls
 from txmq.client.received_message import opened, received
+from txmq.client.routes import MASTER
 from txmq.client.values import (
     CheckReport,
     OpenTransaction,
     RecheckReport,
     TransactionDecision,
     TransactionReport,
+    WholeTransaction,
 )
-from txmq.errors import NotFound, RequestNotSupported, TransportError, UsageError
+from txmq.errors import Effect, NotFound, RequestNotSupported, TransportError, UsageError
 from txmq.message import Queue, ReceivedMessage
 from txmq.protocol import bodies
 from txmq.protocol.codes import RequestCode
@@ -105,8 +107,47 @@ class TransactionCalls(ClusterCalls):
             BrokerRefused: A broker refuses.
         """
         found = await self._holder(name, broker, cluster)
-        shown = bodies.TransactionEntry.read(found.answer.field_map()["transaction"].encode())
-        return _value(shown, found.broker), received(unpack(found.answer.body)[0], found.broker)
+        return found.transaction(), received(unpack(found.answer.body)[0], found.broker)
+
+    async def transaction_messages(self, message: OpenTransaction) -> WholeTransaction:
+        """All messages of the transaction of a message, at all brokers of its cluster.
+
+        It includes decided ones, as long as their brokers know them by their ids. Brokers of an
+        older version, and Apache RocketMQ's, do not tell theirs.
+
+        Args:
+            message: Any message of the transaction.
+
+        Raises:
+            TransportError: No name server answers.
+            BrokerRefused: A broker refuses.
+        """
+        found = {message.id: message}
+        silent: dict[str, str] = {}
+        known = await self.cluster() if message.xid else []
+        clusters = {info.cluster for info in known if info.name == message.queue.broker}
+        # Its own broker comes first, because a copy at another broker is left out.
+        for info in sorted(known, key=lambda info: info.name != message.queue.broker):
+            if info.cluster not in clusters:
+                continue
+            if MASTER not in info.addresses:
+                silent[info.name] = "it has no master now"
+                continue
+            header = NamedTransaction(message.xid)
+            try:
+                answer = await self._session.request(
+                    info.addresses[MASTER], RequestCode.LIST_TRANSACTION_MESSAGES, header
+                )
+            except RequestNotSupported:
+                continue
+            except TransportError as error:
+                silent[info.name] = str(error).strip()
+                continue
+            for row in bodies.TransactionMessages.read(answer.body).messages:
+                found.setdefault(row.transaction_id, _value(row, info.name))
+        # Numbers at the end of ids have one digit or two.
+        messages = sorted(found.values(), key=lambda item: (len(item.id), item.id))
+        return WholeTransaction(tuple(messages), silent)
 
     async def decide_transaction(
         self,
@@ -119,7 +160,7 @@ class TransactionCalls(ClusterCalls):
         cluster: str | None = None,
     ) -> str:
         """Decide an open transaction by hand; the broker logs the operator and the reason. If it
-        has several messages, all of them are decided, at every broker.
+        has several messages, all of them are decided, at every broker of the cluster.
 
         Returns:
             The broker that has the named message.
@@ -128,19 +169,30 @@ class TransactionCalls(ClusterCalls):
             ShouldCommit: The transaction has been committed; that is final.
             ShouldRollBack: The transaction has been rolled back; that is final.
             InvalidParameter: Operator or reason is missing.
-            TransportError: The broker does not answer; it may have decided.
+            TransportError: The broker does not answer; it may have decided. Or another broker,
+                which may have more messages of the transaction, does not answer.
             TxmqError: As for :meth:`transaction`.
         """
         code = RequestCode.DECIDE_TRANSACTION
         found = await self._holder(name, broker, cluster)
+        whole = await self.transaction_messages(found.transaction())
         header = DecideTransaction(name, decision, operator, reason)
         await self._session.request(found.address, code, header)
-        xid = received(unpack(found.answer.body)[0], found.broker).xid
-        for address in (await self._masters(broker=broker, cluster=cluster)).values():
-            if address != found.address:
+        decided = {found.broker}
+        for message in whole.open:
+            if message.queue.broker not in decided:
+                decided.add(message.queue.broker)
+                header = DecideTransaction(message.id, decision, operator, reason)
                 with suppress(NotFound):
-                    header = DecideTransaction(xid, decision, operator, reason)
-                    await self._session.request(address, code, header)
+                    await self._ask_broker(message.queue.broker, code, header)
+        if whole.silent:
+            silent = "; ".join(f"{name}: {why}" for name, why in whole.silent.items())
+            loss = TransportError(
+                f"the messages at {' and '.join(sorted(decided))} are decided, but not those that "
+                f"brokers may have which do not answer: {silent}"
+            )
+            loss.effect = Effect.APPLIED
+            raise loss
         return found.broker
 
     async def recheck_transaction(
@@ -363,6 +415,10 @@ class _Holder(NamedTuple):
     address: str
     answer: Command
 
+    def transaction(self) -> OpenTransaction:
+        text = self.answer.field_map()["transaction"]
+        return _value(bodies.TransactionEntry.read(text.encode()), self.broker)
+
 
 def _value(shown: bodies.TransactionEntry, broker: str) -> OpenTransaction:
     return OpenTransaction(
@@ -377,4 +433,6 @@ def _value(shown: bodies.TransactionEntry, broker: str) -> OpenTransaction:
         checks=shown.checks,
         origin=shown.client_id,
         is_being_decided=shown.is_being_decided,
+        # Brokers of older versions do not tell it.
+        xid=shown.xid or shown.transaction_id,
     )

@@ -24,7 +24,8 @@ from txmq.cli.common import (
 )
 from txmq.cli.output import as_json, listing, message_fields, note, progress_bar, say, table
 from txmq.client import Admin, TransactionReport
-from txmq.client.values import OpenTransaction
+from txmq.client.values import OpenTransaction, WholeTransaction
+from txmq.message import ReceivedMessage
 from txmq.ops.known_names import check_producer_group
 from txmq.ops.moments import age_of, time_text
 from txmq.ops.rows import ListColumn
@@ -113,9 +114,18 @@ def list_(
 
 @app.command()
 def show(name: Id, *, where: Where, ask: Ask) -> Answer:
-    """Show an open transaction and its message."""
-    found, message = ask(lambda admin: admin.transaction(name, **where._asdict()))
+    """Show an open transaction and its message.
+
+    If the transaction has several messages, it also lists them all, at every broker.
+    """
+
+    async def read(admin: Admin) -> tuple[OpenTransaction, ReceivedMessage, WholeTransaction]:
+        found, message = await admin.transaction(name, **where._asdict())
+        return found, message, await admin.transaction_messages(found)
+
+    found, message, whole = ask(read)
     body = message_fields(message)
+    _note_silent(whole)
 
     def show_fields() -> None:
         fields: dict[str, object] = {
@@ -132,8 +142,15 @@ def show(name: Id, *, where: Where, ask: Ask) -> Answer:
             "keys": " ".join(found.keys),
         }
         listing(fields | {name: body[name] for name in ("body", "body_base64") if name in body})
+        if len(whole.messages) > 1:
+            rows = [
+                (row.id, row.queue.topic, row.state, row.queue.broker) for row in whole.messages
+            ]
+            say(f"one decision is about these {len(rows)} messages:")
+            table(("id", "topic", "state", "broker"), rows)
 
-    return Answer({"transaction": found, "message": body}, show_fields)
+    shown = {"transaction": found, "message": body, "messages": whole.messages}
+    return Answer(shown, show_fields)
 
 
 @app.command("rollback", help="Roll an open transaction back: its message will never be visible.")
@@ -229,21 +246,34 @@ def history(
     Consumers and the local transaction appear if clients leave traces.
     """
 
-    async def find(admin: Admin) -> tuple[TransactionReport, list[TransactionStep]]:
+    async def find(
+        admin: Admin,
+    ) -> tuple[TransactionReport, list[TransactionStep], WholeTransaction]:
         report, message = await find_report(admin, name, topic, broker, cluster)
         transaction = report.transaction
         traces = await traces_of(admin, transaction.queue.topic, transaction.id)
-        return report, steps_of(report, message, traces)
+        whole = await admin.transaction_messages(transaction)
+        return report, steps_of(report, message, traces), whole
 
-    report, steps = ask(find)
+    report, steps, whole = ask(find)
+    _note_silent(whole)
 
     def show_steps() -> None:
         transaction = report.transaction
         say(f"{printable(transaction.id)} of {transaction.group}: {transaction.state}")
+        others = [item for item in whole.messages if item.id != transaction.id]
+        if others:
+            listed = ", ".join(f"{item.id} ({item.state})" for item in others)
+            say(f"together with {quantity(len(others), 'message')}: {listed}")
         for step in steps:
             say(_step_line(step))
 
-    return Answer({"report": report, "steps": [step._asdict() for step in steps]}, show_steps)
+    shown = {
+        "report": report,
+        "steps": [step._asdict() for step in steps],
+        "messages": whole.messages,
+    }
+    return Answer(shown, show_steps)
 
 
 def _step_line(step: TransactionStep) -> str:
@@ -349,6 +379,11 @@ def _change_line(change: str, found: OpenTransaction, now_ms: int) -> str:
     more += [f"keys {' '.join(found.keys)}"] if found.keys else []
     more += [f"after {age_of(now_ms - found.stored_ms)}"] if change != "opened" else []
     return f"{time_text(now_ms)} {change} {found.id} at {found.queue.broker}: {', '.join(more)}"
+
+
+def _note_silent(whole: WholeTransaction) -> None:
+    for broker, why in whole.silent.items():
+        note(f"txmq: without the messages that broker {broker} may have: {why}")
 
 
 def _check_state(state: str) -> None:

@@ -6,10 +6,13 @@ import socket
 import subprocess
 import sys
 from getpass import getuser
+from html import unescape
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 import txmq
+from tests.integration.cli.test_cli_tx import two_brokers
 from tests.integration.console.console_stage import (
     HOSTILE,
     ConsoleProcess,
@@ -169,6 +172,35 @@ def test_several_transactions_are_decided_together_after_a_preview(broker, visit
         f"/transactions/chosen?do=commit{''.join(f'&chosen={n}' for n in range(101))}": 413,
     }.items():
         assert visitor.get(wrong).status_code == status, wrong
+
+
+def test_messages_that_are_decided_together_are_shown_together():
+    with (
+        two_brokers() as names,
+        ConsoleProcess(names) as console,
+        Visitor(console.url) as visitor,
+    ):
+        page = visitor.get("/transaction?id=X.1")
+        assert "One of 3 messages" in text_of(page)
+        links = re.findall(r'<a id="of-transaction-\d+" href="([^"]+)">([^<]+)</a>', page.text)
+        assert [(unescape(link), name) for link, name in links] == [
+            (f"/transaction?id={name}&broker=broker-a", name) for name in ("X", "X.2")
+        ]
+        assert [visitor.get(unescape(link)).status_code for link, _ in links] == [200, 200]
+
+        chosen = "".join(f"&chosen={name}" for name in ("broker-a:X", "broker-b:X.1"))
+        preview = visitor.get(f"/transactions/chosen?do=commit{chosen}")
+        assert "Commit 1 transaction" in text_of(preview)
+        assert "one of 3 messages that are decided together" in text_of(preview)
+        action = unescape(re.search(r'action="(/transactions/chosen[^"]+)"', preview.text)[1])
+        assert parse_qs(urlsplit(action).query)["chosen"] == ["broker-a:X"]
+
+        to = "/transaction/decision?id=X&broker=broker-a&decision=commit"
+        assert "One decision is about all of them; 3 wait for it." in text_of(visitor.get(to))
+        assert "X is committed" in text_of(visitor.post(to, reason="booked", repeated="t-17"))
+        assert asked(names, lambda admin, _: admin.transactions()) == []
+        decided = text_of(visitor.get("/transaction?id=X.1"))
+        assert "One decision is about all of them; 0 wait for it." in decided
 
 
 def test_a_decision_needs_a_reason_but_a_recheck_does_not(broker, visitor):

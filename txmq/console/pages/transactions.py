@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
-from txmq.client.values import OpenTransaction
+from txmq.client.values import OpenTransaction, WholeTransaction
 from txmq.console.body_view import body_view
 from txmq.console.markup import link, url_of
 from txmq.console.pages.parts import ChangePreview, ListOrder, body_values, order_of, sorted_rows
@@ -51,7 +51,7 @@ _REPEATABLE_CHARS: Final = 100
 """The longest key that a person is asked to type again."""
 
 _CHOSEN_MAX: Final = 100
-"""Transactions that a visitor decides together; each takes two requests."""
+"""Transactions that a visitor decides together; each takes a few requests to every broker."""
 CHOSEN_S: Final = 60.0
 
 _AGES: Final = (
@@ -145,6 +145,7 @@ async def show_one(visit: Visit) -> PageContent:
         title=_title_of(transaction),
         transaction=transaction,
         report=report,
+        whole=await visit.admin.transaction_messages(transaction),
         is_open=report.final is None,
         mood=_MOODS.get(transaction.state, "calm"),
         message=message,
@@ -173,6 +174,7 @@ async def show_decision(visit: Visit) -> PageContent:
         title="Commit by hand" if decision == "commit" else "Roll back by hand",
         decision=decision,
         transaction=transaction,
+        whole=await visit.admin.transaction_messages(transaction),
         repeated=_repeated(transaction),
         body=body_view(message.body),
         reason_bytes=_decision_bytes(visit),
@@ -240,12 +242,21 @@ async def show_chosen(visit: Visit) -> PageContent:
     """List the transactions that a visitor chose, before they are decided or asked about."""
     act = _act_of(visit)
     chosen = await _chosen(visit)
-    open_now = [name for name, transaction in chosen.items() if transaction is not None]
+    open_now = [name for name, choice in chosen.items() if choice is not None]
+    if act.decision is not None:
+        covered = _covered(chosen)
+        open_now = [name for name in open_now if name not in covered]
     count = quantity(len(open_now), "transaction")
+    silent = {
+        f"Without the messages of transactions that {broker} may have: {why}": None
+        for choice in chosen.values()
+        if choice is not None
+        for broker, why in choice.whole.silent.items()
+    }
     return ChangePreview(
         title=f"{act.title} {count}",
         eyebrow="Transactions",
-        sentences=act.sentences,
+        sentences=(*act.sentences, *silent),
         facts=_facts_of(chosen, visit.now_ms),
         action=link("/transactions/chosen", do=act.name, chosen=open_now),
         button=f"{act.title} {count}",
@@ -371,11 +382,18 @@ def _chosen_names(visit: Visit) -> list[str]:
     return names
 
 
-async def _chosen(visit: Visit) -> dict[str, OpenTransaction | None]:
+class _Choice(NamedTuple):
+    """A chosen message, and its whole transaction."""
+
+    message: OpenTransaction
+    whole: WholeTransaction
+
+
+async def _chosen(visit: Visit) -> dict[str, _Choice | None]:
     """The chosen transactions by name; ``None`` for one that is not open."""
     names = _chosen_names(visit)
 
-    async def find(name: str) -> OpenTransaction | None:
+    async def find(name: str) -> _Choice | None:
         broker, _, transaction_id = name.partition(":")
         try:
             found, _ = await visit.admin.transaction(
@@ -383,23 +401,37 @@ async def _chosen(visit: Visit) -> dict[str, OpenTransaction | None]:
             )
         except NotFound:
             return None
-        return found
+        return _Choice(found, await visit.admin.transaction_messages(found))
 
     return dict(zip(names, await for_each(names, find), strict=True))
 
 
-def _facts_of(chosen: Mapping[str, OpenTransaction | None], now_ms: int) -> dict[str, str]:
+def _covered(chosen: Mapping[str, _Choice | None]) -> set[str]:
+    """The chosen messages that the decision on one before them decides, too."""
+    covered: set[str] = set()
+    decided: set[tuple[str, int]] = set()
+    for name, choice in chosen.items():
+        if choice is not None:
+            if (choice.message.queue.broker, choice.message.half_offset) in decided:
+                covered.add(name)
+            decided |= {(item.queue.broker, item.half_offset) for item in choice.whole.messages}
+    return covered
+
+
+def _facts_of(chosen: Mapping[str, _Choice | None], now_ms: int) -> dict[str, str]:
     """The facts to confirm about each transaction, by its business key."""
     facts: dict[str, str] = {}
-    for name, found in chosen.items():
-        if found is None:
+    for name, choice in chosen.items():
+        if choice is None:
             facts[name] = "not open any more; it is left out"
             continue
+        found, count = choice.message, len(choice.whole.open)
         title = _title_of(found)
         age = age_of(now_ms - found.stored_ms)
         facts[f"{title} ({found.id})" if title in facts else title] = (
             f"{found.state} for {age}, group {found.group}, topic {found.queue.topic}, "
             f"id {found.id} at {found.queue.broker}"
+            + (f", one of {count} messages that are decided together" if count > 1 else "")
         )
     return facts
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+from dataclasses import replace
 
 from tests.reconcile.log_stage import Taken, dump, order, read_log
 from txmq import (
@@ -186,6 +187,36 @@ async def test_plain_delayed_and_recalled_messages_have_their_states(stage):
     assert (taken.message("2")["id"], taken.message("2")["queue_offset"]) == (waits.id, None)
     assert taken.message("3")["decided_by"] == "producer"
     assert (taken.message("4")["id"], taken.message("4")["queue_offset"]) == (soon.id, 0)
+
+
+@staged
+async def test_a_committed_message_that_waits_is_one_message_until_it_is_recalled(stage):
+    def later(key, tags, delay_s):
+        made = transfer(key, tags)
+        return replace(made, deliver_after=delay_s)
+
+    async with stage.transactions() as producer:
+        await producer.send_in_transaction(later("1", "yes", 3600))
+        soon = await producer.send_in_transaction(later("2", "yes", 30))
+        recalled = await producer.send_in_transaction(later("3", "yes", 3600))
+        await producer.send_in_transaction(later("4", "no", 5))
+        await asyncio.sleep(2)
+        evening = stage.now_ms()
+        await asyncio.sleep(60)
+        await producer.recall("Transfers", recalled.sent[0].recall_handle)
+        await asyncio.sleep(1)
+        taken = stage.taken()
+        in_pieces = stage.taken(stretch_bytes=400)
+        then = stage.taken(window=DayWindow(0, evening))
+
+    assert sorted(map(str, in_pieces.messages)) == sorted(map(str, taken.messages))
+    states = {"1": "committed", "2": "committed", "4": "rolled_back"}
+    assert taken.states() == states | {"3": "rolled_back"}
+    assert then.states() == states | {"3": "committed"}
+    row = taken.message("2")
+    assert (row["id"], row["queue_offset"], row["decided_by"]) == (soon.xid, 0, "producer")
+    assert then.message("2") == row | {"queue_offset": None}
+    assert all(taken.message(key)["queue_offset"] is None for key in "134")
 
 
 @staged

@@ -146,6 +146,7 @@ _BEFORE_HOSTS: Final = Struct(">IIIIiqqiq")
 _AFTER_HOSTS: Final = Struct(">iqI")
 HEAD_BYTES: Final = _HEAD.size
 _LONG: Final = Struct(">q")
+_DIGITS_MAX: Final = 20
 _SHORT: Final = Struct(">H")
 # Plain numbers: the complement of an enum flag would drop the bits that the enum does not name.
 _V6: Final = int(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
@@ -200,6 +201,14 @@ class Record(msgspec.Struct, gc=False):
         queue = properties.find(self.properties, properties.REAL_QUEUE) or ""
         number = int(queue) if queue.isascii() and queue.isdecimal() else 0
         return properties.find(self.properties, properties.REAL_TOPIC) or "", number
+
+    @property
+    def half_position(self) -> int:
+        """The position of the half message of a committed message that was delayed; 0 without one.
+        Clients can write it, too.
+        """
+        text = properties.find(self.properties, properties.HALF) or ""
+        return int(text) if text.isascii() and text.isdecimal() and len(text) < _DIGITS_MAX else 0
 
     def property_map(self) -> dict[str, str]:
         """The properties by name."""

@@ -40,7 +40,6 @@ __all__ = [
 
 _NOWHERE: Final = bytes(8)
 _BODY_CRC: Final = records.CRC_AT
-_PLACE_DIGITS: Final = 19
 _HALF_DIFFERS: Final = "a half message differs from what was stored"
 
 
@@ -169,10 +168,7 @@ class HalfReader:
                 return None
             # A commit in a later file wrote the message again.
             if record.sys_flag & records.TYPE_BITS != records.PREPARED:
-                origin = properties.find(record.properties, properties.HALF) or ""
-                # A client may have written it.
-                is_place = origin.isascii() and origin.isdecimal() and len(origin) <= _PLACE_DIGITS
-                position = int(origin) if is_place else record.prepared_position
+                position = record.half_position or record.prepared_position
                 if not position:
                     return None
         try:

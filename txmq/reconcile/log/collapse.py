@@ -179,6 +179,13 @@ class Collapse:
         if is_known or copy is not None:
             self._decide(decision._replace(queue_offset=record.queue_offset), copy)
 
+    def _take_delayed(self, record: Record, decision: Decision, topic: str) -> None:
+        """Take the message of a committed transaction that waits for its time."""
+        is_known = decision.half_position in self.open
+        copy = None if is_known else self._message(record, "prepared", topic)
+        if is_known or copy is not None:
+            self._decide(decision, copy, record.position)
+
     def _take_plain(self, record: Record) -> None:
         topic, queue, is_waiting = record.topic, record.queue_id, record.topic in WAITING_TOPICS
         if is_waiting:
@@ -188,6 +195,9 @@ class Collapse:
                     self.recalled[printable(recalled)] = record.position, record.stored_ms
                 return
             topic, queue = record.real_place
+            if (decision := self._copied.pop(record.half_position, None)) is not None:
+                self._take_delayed(record, decision, topic)
+                return
         if topic.startswith((RETRY, DLQ)):
             self._fail(record, topic)
         elif is_waiting and self._is_in(record.stored_ms):
@@ -239,28 +249,27 @@ class Collapse:
                 return flow
         return None
 
-    def _decide(self, decision: Decision, copy: MessageRow | None = None) -> None:
-        """Apply a decision; ``copy`` is the committed message if the decision made a copy of it."""
+    def _decide(
+        self, decision: Decision, copy: MessageRow | None = None, waits_at: int | None = None
+    ) -> None:
+        """Apply a decision.
+
+        Args:
+            decision: The decision.
+            copy: The committed message, if the decision made a copy of it.
+            waits_at: Where this copy waits until it is delivered, if it is delayed.
+        """
         at = decision.half_position
         if at not in self.open:
             if self._half_of is None:
-                self.orphans.append(partial(Collapse._decide, decision=decision, copy=copy))
+                self.orphans.append(
+                    partial(Collapse._decide, decision=decision, copy=copy, waits_at=waits_at)
+                )
                 return
-            if not self._is_in(decision.decided_ms):
+            taken = self._take_up(decision, copy, self._half_of)
+            if taken is None:
                 return
-            record = self._half_of(decision)
-            earlier = copy if record is None else self._message(record, "prepared")
-            if earlier is None:
-                return
-            if record is None:
-                # The copy stands in for the half message, which is older than all records read.
-                earlier.stored_ms = min(earlier.stored_ms, self._start_ms - 1)
-                earlier.position = at
-            if earlier.position in self._before:
-                return
-            at = earlier.position
-            self._before.add(at)
-            self.open[at] = earlier
+            at = taken
         row = self.open[at]
         is_later = decision.decided_ms >= self._end_ms
         # At the end of the day it was still parked; later decisions do not count.
@@ -269,11 +278,34 @@ class Collapse:
             row.decided_ms = decision.decided_ms
             row.decided_by = decision.source.name.lower()
             row.reason = _shortened(decision.reason)
-            if decision.kind is DecisionKind.COMMITTED:
+            if decision.kind is DecisionKind.COMMITTED and waits_at is None:
                 row.queue_offset = decision.queue_offset
-        if decision.kind is not DecisionKind.PARKED:
+        if waits_at is not None:
+            self.open[waits_at] = self.open.pop(at)
+        elif decision.kind is not DecisionKind.PARKED:
             del self.open[at]
             self._keep(row)
+
+    def _take_up(self, decision: Decision, copy: MessageRow | None, half_of: HalfOf) -> int | None:
+        """Open the half message from before the log that a decision is about; returns its position,
+        or ``None`` if it does not count.
+        """
+        if not self._is_in(decision.decided_ms):
+            return None
+        record = half_of(decision)
+        earlier = copy if record is None else self._message(record, "prepared")
+        if earlier is None:
+            return None
+        if record is None:
+            # The copy stands in for the half message, which is older than all records read.
+            earlier.stored_ms = min(earlier.stored_ms, self._start_ms - 1)
+            earlier.position = decision.half_position
+        if earlier.position in self._before:
+            return None
+        at = earlier.position
+        self._before.add(at)
+        self.open[at] = earlier
+        return at
 
     def _arrive(self, waited_at: int, row: MessageRow) -> None:
         waited = self.open.pop(waited_at, None)
@@ -307,7 +339,7 @@ class Collapse:
         for position, row in self.open.items():
             if row is not None:
                 recalled_at, moment_ms = self.recalled.get(row.id, (-1, None))
-                if row.state == "sent" and recalled_at > position:
+                if row.state in ("sent", "committed") and recalled_at > position:
                     row.state, row.decided_ms, row.decided_by = "rolled_back", moment_ms, "producer"
                 self._keep(row)
         self.open.clear()

@@ -1,5 +1,5 @@
 """Transactions with several messages at two brokers, under kills and power cuts: all messages of
-one become visible, or none does, as its database says.
+one become visible, or none does, as its database says. Some of them ask for a delay.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from txmq.errors import RollBack, RolledBackByCheck, TopicNotFound, TxmqError
 from txmq.message import ReceivedMessage
 from txmq.testing import Loss, MachineCrashedError, World
 from txmq.transaction import LocalTransactionState
+from txmq_broker.core.schedule import Schedule
 from txmq_broker.core.transactions import Transactions
 
 SEEDS = count(6, 500)
@@ -163,7 +164,8 @@ class Stage:
 
     def _message(self, number, place):
         topic = TOPICS[self.chance.below(len(TOPICS))]
-        return Message(topic=topic, body=b"%d %d" % (number, place))
+        after_s = 1 + self.chance.below(5) if self.chance.chance(0.3) else None
+        return Message(topic=topic, body=b"%d %d" % (number, place), deliver_after=after_s)
 
     async def _trouble(self):
         chance, until = self.chance, self.world.now() + CHAOS_S
@@ -260,6 +262,13 @@ def test_checks_that_name_each_message_alone_are_found(monkeypatch):
     monkeypatch.setattr(ReceivedMessage, "xid", property(_checked_alone))
 
     assert is_found("without its database transaction") or is_found("are missing")
+
+
+def test_a_commit_that_forgets_a_message_that_asks_for_a_delay_is_found(monkeypatch):
+    monkeypatch.setattr(Schedule, "put_committed", lambda *_: True)
+
+    with pytest.raises(AssertionError, match="are missing"):
+        run(0, mix=UNCHECKED, has_trouble=False)
 
 
 def test_a_decision_that_covers_only_the_first_message_leaves_the_others_open(monkeypatch):

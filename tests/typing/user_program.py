@@ -241,11 +241,16 @@ async def decorate(names: str, order: Message) -> TransactionOutcome:
             print(found and found.xid, session.is_active)
             return amount
 
-        @tm.transactional(topic="Orders", keys=lambda made: str(made), made_from="result")
+        @tm.transactional(
+            topic="Orders", keys=lambda made: str(made), delay_level=3, made_from="result"
+        )
         async def create(session: AsyncSession, amount: int) -> int:
             return amount if session.is_active else 0
 
-        both = (MessageTemplate(topic="Orders"), MessageTemplate(topic="Audit", keys="k"))
+        both = (
+            MessageTemplate(topic="Orders"),
+            MessageTemplate(topic="Audit", keys="k", deliver_after="2h"),
+        )
 
         @tm.transactional(*both)
         async def note(session: AsyncSession, amount: int) -> int:

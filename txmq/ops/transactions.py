@@ -97,7 +97,8 @@ def steps_of(
     between += [_parked(item, report) for item in report.decisions if item.kind == "parked"]
     between.sort(key=lambda step: step.at_ms)
     handled = [_handled(attempt) for attempt in attempts_in(traces)]
-    return [*_begin(report, message, traces), *local, *between, *_end(report, traces), *handled]
+    begin, end = _begin(report, message, traces), _end(report, message, traces)
+    return [*begin, *local, *between, *end, *handled]
 
 
 def _parked(decision: TransactionDecision, report: TransactionReport) -> TransactionStep:
@@ -174,7 +175,9 @@ def _local(report: TransactionReport, traces: Iterable[TraceRecord]) -> list[Tra
     ]
 
 
-def _end(report: TransactionReport, traces: Iterable[TraceRecord]) -> list[TransactionStep]:
+def _end(
+    report: TransactionReport, message: ReceivedMessage, traces: Iterable[TraceRecord]
+) -> list[TransactionStep]:
     final, transaction = report.final, report.transaction
     if final is None:
         text, more, mood = _outlook(report)
@@ -206,9 +209,10 @@ def _end(report: TransactionReport, traces: Iterable[TraceRecord]) -> list[Trans
             8, final.at_ms, "producer", f"the broker receives {word} from the producer", more
         )
     if final.kind == "committed":
-        text = (
-            f"the transaction is committed: consumers of {transaction.queue.topic} see the message"
-        )
+        sees = "see the message"
+        if properties.delay_in(message.properties.get) is not None:
+            sees += " after its delay"
+        text = f"the transaction is committed: consumers of {transaction.queue.topic} {sees}"
         more = f"place {final.offset_id}" if final.offset_id else ""
         ended = TransactionStep(9, final.at_ms, "broker", text, more, mood="good")
     else:

@@ -19,7 +19,7 @@ from tests.integration.manager.manager_stage import (
 from tests.integration.manager.test_manager_blocking import visible
 from tests.integration.manager.test_manager_result import FAIL_FIRST
 from tests.running import run_by
-from txmq import Message, MessageTemplate
+from txmq import Message, MessageTemplate, Producer
 from txmq.errors import ConfigError, LimitExceeded, RollBack, UsageError
 
 ORDER = Order("o-1", 30)
@@ -194,3 +194,22 @@ async def test_concurrent_transactions_keep_their_messages_apart(stage, /):
         outcomes = await asyncio.gather(*map(function, orders))
     assert {len(outcome.sent) for outcome in outcomes} == {2}
     assert await stage.visible() == sorted(2 * [order.id.encode() for order in orders])
+
+
+@pytest.mark.parametrize("is_blocking", [False, True])
+@run_by("on_stage")
+async def test_a_delayed_message_comes_after_the_commit_or_is_recalled(stage, /, is_blocking):
+    async with stage.manager(stage.resource(is_blocking=is_blocking)) as tm:
+        take_later = tm.transactional(topic=TOPIC, deliver_after=lambda order: order.amount)(
+            coloured(take, is_blocking)
+        )
+        soon, late = [await take_later(Order(name, wait)) for name, wait in (("s", 1), ("l", 90))]
+        async with Producer("pg", stage.client) as producer:
+            await producer.recall(TOPIC, late.sent[0].recall_handle)
+
+    assert (soon.state, late.state, stage.bank.balance) == (COMMITTED, COMMITTED, 9)
+    async with asyncio.timeout(20):
+        while not await stage.visible():
+            await asyncio.sleep(0.05)
+    (only,) = await stage.visible()
+    assert b'"s"' in only

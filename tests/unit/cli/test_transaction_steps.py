@@ -1,5 +1,7 @@
 """The nine steps of a transaction, from its broker's report and its traces."""
 
+from dataclasses import replace
+
 import pytest
 
 from txmq.client.observe.trace_records import (
@@ -73,6 +75,13 @@ def test_each_step_is_listed_once_in_order_with_its_status(found, wanted):
     steps = steps_of(found, MESSAGE, [])
     assert [step.number for step in steps if step.number] == list(range(1, 10))
     assert statuses(steps) == wanted
+
+
+def test_consumers_see_a_delayed_message_after_its_delay():
+    later = replace(MESSAGE, properties={"TIMER_DELAY_SEC": "60"})
+    for message, is_delayed in ((MESSAGE, False), (later, True)):
+        *_, last = steps_of(report(decision("committed", "producer")), message, [])
+        assert last.text.endswith("see the message after its delay") is is_delayed
 
 
 def test_traces_add_producer_times_and_each_consumer_attempt():

@@ -37,6 +37,7 @@ class Brokers(bench_process.Broker):
         if found is None:
             return None
         self.ports = [int(address.rpartition(":")[2]) for address in found[1].split(";")]
+        self.names = found[2]
         return self.ports[0]
 
     def pids(self):

@@ -38,6 +38,7 @@ from bench_resolve import resolve
 from bench_restart import restart
 from bench_scrape import scrape
 from bench_sends import floor, ratios, sends
+from bench_several import several
 from bench_synced import synced
 from bench_tls import tls
 from bench_transactions import transactions
@@ -55,6 +56,7 @@ SECTIONS = {
     "brokers": brokers,
     "batches": batches,
     "transactions": transactions,
+    "several": several,
     "decorated": decorated,
     "guards": guards,
     "bank": bank,

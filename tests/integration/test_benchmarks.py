@@ -57,6 +57,7 @@ SECTIONS = (
             "tls",
             "brokers",
             "transactions",
+            "several",
             "pending",
             "decorated",
             "resolve",
@@ -141,6 +142,20 @@ def test_the_report_has_the_cost_of_transactions(document):
     assert document["checks"]["transaction_bytes"]["passed"]
     assert 100 < document["pending"]["bytes_each"]["median"] < 300
     assert document["pending"]["restart"]["transactions_per_s"] > 0
+
+
+@pytest.mark.soak
+def test_the_report_has_the_cost_of_several_messages(document):
+    measured = document["several"]
+    for where, brokers in (("one_broker", 1), ("two_brokers", 2)):
+        assert list(measured[where]) == ["1", "2", "8"]
+        for messages, figures in measured[where].items():
+            # Each broker that has halves receives one END; single messages go to both in turn.
+            halves = int(messages) / brokers
+            wanted = {"halves": halves, "ends": min(halves, 1)}
+            assert list(figures["requests"].values()) == [wanted] * brokers
+            assert figures["alone_ms_over_one_message"]["median"] > 0
+            assert figures["transactions_per_s_over_one_message"]["median"] > 0
 
 
 @pytest.mark.soak

@@ -14,7 +14,7 @@ from sqlalchemy import MetaData, Table, create_engine
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from txmq import Later, ReceivedMessage, blocking
+from txmq import Later, Message, Outbox, ReceivedMessage, blocking
 from txmq.idempotent import (
     Attempt,
     DoneTable,
@@ -30,6 +30,7 @@ from txmq.idempotent import (
     idempotent,
     redelivery_horizon,
 )
+from txmq.testing import received
 
 
 def consume(names: str) -> None:
@@ -56,6 +57,27 @@ def consume(names: str) -> None:
     consumer.on("transfer")(Desk().transfer_in)
     paid: int | None = pay("order-1", at=9)
     print(paid, transfer_in, is_new)
+
+
+def publish(names: str, outbox: Outbox) -> None:
+    """One commit for the key, the work, and the messages to send."""
+    consumer = blocking.PushConsumer("stock", names)
+    guard = UniqueKeyTable(create_engine("sqlite://"))
+    awaited = UniqueKeyTable(create_async_engine("sqlite+aiosqlite://"))
+
+    @consumer.on("orders")
+    @idempotent(guard, key=lambda message: message.key)
+    @outbox.publishes(lane=lambda message: message.key)
+    def reserve(session: Session, message: ReceivedMessage) -> Message | None:
+        return Message(topic="reserved", body=message.body) if session.is_active else None
+
+    @idempotent(awaited, key=lambda message: message.key)
+    @outbox.publishes(lane="all")
+    async def bill(session: AsyncSession, message: ReceivedMessage) -> list[Message]:
+        return [message] if session.is_active else []
+
+    reserved: Later | None = reserve(received("orders", b"tea"))
+    print(reserved, bill)
 
 
 def follow(names: str, accounts: Table) -> Verdict:

@@ -60,6 +60,7 @@ from txmq.databases.tables import any_text, create_command, plain_names, stateme
 from txmq.errors import DatabaseFailed, LimitExceeded, LocalProtocolError, TableMissing
 from txmq.limits import LANE_CHARS_MAX, MESSAGE_ID_CHARS_MAX, SLOTS, TOPIC_CHARS_MAX
 from txmq.message import Message
+from txmq.outbox.publishing import Lane, PublishingDecorator, publishing
 from txmq.protocol import properties
 from txmq.runtime.clock import Clock, SystemClock
 from txmq.runtime.entropy import Entropy, SystemEntropy
@@ -179,6 +180,31 @@ class Outbox:
         given = self._sessions.find(session)
         work = self._writer.insert(given, messages, lane)
         return drive(work) if given.is_blocking else work
+
+    def publishes(self, *, lane: Lane = None) -> PublishingDecorator:
+        """Add the messages that a function returns, in the transaction of its session; a decorator.
+
+        Below a guard, everything is one commit: the key of the message that is handled, the work,
+        and the messages to send::
+
+            @consumer.on("order")
+            @idempotent(UniqueKeyTable(engine), key=lambda message: message.key)
+            @outbox.publishes()
+            def reserve(session: Session, message: ReceivedMessage) -> Message: ...
+
+        The session is the function's first argument, in a method the one after ``self``. It returns
+        a message, several, ``None``, or :class:`txmq.Later`, which publishes nothing; its caller
+        receives ``None`` or the ``Later``.
+
+        Args:
+            lane: The lane of its messages, or a function of the other arguments that returns it.
+
+        Raises:
+            UsageError: From a call: the function returned something else, or its first argument is
+                not a session.
+            Exception: From a call: as for :meth:`add`.
+        """
+        return publishing(self, lane)
 
     @property
     def name(self) -> str:

@@ -12,7 +12,10 @@ from txmq.protocol import record as records
 from txmq.protocol.record import tail_of, topic_field
 from txmq.protocol.span import DecisionKind, DecisionSource
 from txmq.testing import MemoryDisk, SeededEntropy
+from txmq_broker.config import DelaySettings, TopicDefaults
 from txmq_broker.core.fetch import FetchOutcome, fetch
+from txmq_broker.core.schedule import Schedule
+from txmq_broker.core.topics import Topics
 from txmq_broker.store.message_store import MessageStore
 from txmq_broker.store.pending_transactions import transaction_key
 from txmq_broker.store.queue_store import key_hash, keys_in, topic_seed
@@ -64,6 +67,11 @@ class Shelf:
             self.store.close()
             raise
         self.known = {}
+        # As Transactions does.
+        schedule = Schedule(self.store, Topics(self.store, TopicDefaults()), DelaySettings())
+        self.store.halves.delay = lambda half, data, now_ms: schedule.put_committed(
+            half, data, now_ms, now_ms
+        )
         return self.recovery
 
     def close(self):
@@ -97,10 +105,11 @@ class Shelf:
         ((offset, position, _, _),) = self.store.stage([record])
         return Placed(topic, number, offset, position, body)
 
-    def prepare(self, body, topic="T", number=0, *, unique, keys="", tag="", group="P"):
-        """Stage one half message."""
+    def prepare(self, body, topic="T", number=0, *, unique, keys="", tag="", group="P", level=0):
+        """Stage one half message, whose message asks for the delay of a level."""
         values = {"UNIQ_KEY": unique, "KEYS": keys, "TAGS": tag, "TRAN_MSG": "true"}
-        text = properties.render({**values, "PGROUP": group})
+        delay = {"DELAY": str(level)} if level else {}
+        text = properties.render({**values, "PGROUP": group, **delay})
         seed = topic_seed(topic)
         halves, key = self.store.halves, transaction_key(unique)
         record = (
@@ -113,7 +122,7 @@ class Shelf:
             tuple(key_hash(seed, key) for key in keys_in(text)),
             halves.half_queue,
         )
-        self.store.stage([record], [(0, key, group, "", 0, False)])
+        self.store.stage([record], [(0, key, group, "", 0, bool(level))])
         return halves.pending.unpack(halves.opening[key])
 
     def decide(self, unique, kind, reason=""):

@@ -1,8 +1,8 @@
 """A power cut at every step of a run of transactions: what was acknowledged holds.
 
 A producer prepares, commits and rolls back, repeats and contradicts some of its decisions; some
-half messages share one; other transactions are parked; files end and old ones are deleted. See
-test_power_loss.py for plain messages.
+half messages share one; some messages ask for a delay; other transactions are parked; files end
+and old ones are deleted. See test_power_loss.py for plain messages.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from tests.unit.store.press import Press, noting, power_lost
 from tests.unit.store.shelf import Shelf, Sizes
 from txmq.errors import TxmqError
 from txmq.protocol.span import DecisionKind
-from txmq.protocol.topics import HALF_TOPIC, PARKED_TOPIC
+from txmq.protocol.topics import HALF_TOPIC, PARKED_TOPIC, SCHEDULE_TOPIC
 from txmq.testing import Loss, MemoryDisk, simulate
 from txmq_broker.services.keeper import Keeper
 from txmq_broker.store.pending_transactions import transaction_key
@@ -24,6 +24,10 @@ pytestmark = pytest.mark.slow
 SMALL = Sizes(segment_size=6000, checkpoint_every=3000)
 TRANSACTIONS = 30
 LIVES = count(1, 100)
+LEVEL = 18
+"""The level with the longest delay."""
+FIRST_DELAYED = 14
+"""No earlier message asks for a delay, because what waits keeps the files of the log."""
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +44,7 @@ class Life:
         self.prepared = {}
         self.wanted = {}
         self.together = []
+        self.delayed = set()
         self.points = []
         simulate(lambda world: self._live(world.entropy), seed)
 
@@ -82,7 +87,10 @@ class Life:
         except TxmqError:
             return
         body = f"{unique} ".encode() + b"." * chance.below(200)
-        half = self._press.shelf.prepare(body, unique=unique, keys=f"k{unique}")
+        level = LEVEL if int(unique) >= FIRST_DELAYED else 0
+        half = self._press.shelf.prepare(body, unique=unique, keys=f"k{unique}", level=level)
+        if level:
+            self.delayed.add(unique)
         self.prepared[transaction_key(unique)] = unique, body
         self._press.ask(("prepared", unique, half.offset))
 
@@ -121,15 +129,16 @@ class Life:
             self._decide(key, chance, can_park=False)
         await asyncio.sleep(0.2)
         store = self._press.store
-        is_open = [self._halves.pending.find(key).position for key in self._halves.pending]
-        oldest = min(is_open, default=store.log.segments.starts[-1])
+        pinned = store.pinned()
+        oldest = store.log.segments.starts[-1] if pinned is None else pinned
         while (files := store.checkpoints.completed_files()) and files[0].end <= oldest:
             Keeper(self._disk).save_floors(store.floors_after(1), store.log.durable)
             store.drop_first_file()
 
     def check(self, shelf, acknowledged):
         """Check every acknowledgement against the contents of the disk."""
-        visible = list(shelf.bodies().values())
+        waiting = list(shelf.bodies(SCHEDULE_TOPIC, LEVEL - 1).values())
+        visible = [*shelf.bodies().values(), *waiting]
         is_open = shelf.transactions()
         queue = shelf.store.find_queue("T", 0)
         has_deleted = queue is not None and queue.min_offset > 0
@@ -139,7 +148,9 @@ class Life:
         for body in visible:
             assert self.wanted[by_body[body]] is DecisionKind.COMMITTED
             assert by_body[body] not in is_open
-            assert shelf.found_by_key(f"k{by_body[body]}") == [body]
+            topic = SCHEDULE_TOPIC if body in waiting else "T"
+            assert shelf.found_by_key(f"k{by_body[body]}", topic) == [body]
+        assert set(map(by_body.get, waiting)) == self.delayed & set(map(by_body.get, visible))
         for what, unique, detail in self.acknowledged[:acknowledged]:
             decided = self.wanted.get(unique)
             if what == "prepared" and detail >= shelf.store.halves.half_queue.min_offset:
@@ -163,15 +174,21 @@ class Life:
         return shelf.everything(), is_open
 
 
+def test_a_life_has_everything_that_its_power_cuts_are_about():
+    life = Life(0)
+
+    assert len(life.acknowledged) > TRANSACTIONS
+    assert len(life.points) > 60
+    assert len(life.together) > 3
+    assert any(life.wanted.get(unique) is DecisionKind.COMMITTED for unique in life.delayed)
+    done = {(event.kind, event.path[:4]) for event, *_ in life.points if event is not None}
+    assert {("create", "inde"), ("remove", "log/")} <= done
+
+
 @pytest.mark.fault("S4")
 @pytest.mark.parametrize("seed", range(LIVES))
 def test_acknowledged_halves_and_decisions_survive_a_power_cut_at_any_step(seed):
     life = Life(seed)
-    assert len(life.acknowledged) > TRANSACTIONS
-    assert len(life.points) > 60
-    assert len(life.together) > 3
-    done = {(event.kind, event.path[:4]) for event, *_ in life.points if event is not None}
-    assert {("create", "inde"), ("remove", "log/")} <= done
 
     for twin, where, acknowledged in power_lost(life.points, seed):
         shelf = Shelf(twin, SMALL, Keeper(twin).floors().floors)
@@ -188,7 +205,8 @@ def test_acknowledged_halves_and_decisions_survive_a_power_cut_at_any_step(seed)
                 shelf.decide(unique, DecisionKind.COMMITTED)
             shelf.flush()
             assert shelf.transactions() == {}
-            visible = list(shelf.bodies().values())
+            waiting = shelf.bodies(SCHEDULE_TOPIC, LEVEL - 1).values()
+            visible = [*shelf.bodies().values(), *waiting]
             assert len(set(visible)) == len(visible)
             after = shelf.everything()
             shelf.restart_cleanly()

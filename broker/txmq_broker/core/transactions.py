@@ -109,6 +109,11 @@ _KINDS: Final = {
 _END_SOURCES: Final = (DecisionSource.PRODUCER, DecisionSource.CHECK)
 """The source of a decision, by whether the END answers a check."""
 
+_COPIED_BYTES_MAX: Final = SPAN_BYTES_MAX // 2
+"""The bytes of half messages that are decided together: their copies join what is staged already,
+and followers receive the whole span in one frame.
+"""
+
 _SOURCES: Final = {
     DecisionSource.PRODUCER: "its producer",
     DecisionSource.CHECK: "a producer's answer to a check",
@@ -241,10 +246,22 @@ class Transactions:
             self._find(transaction_key(other.id), other.offset, other.position, group)
             for other in others
         ]
-        size = sum(status.half.size for status in found if status.half is not None)
-        if size > SPAN_BYTES_MAX:
-            return found[:1]  # As a stock broker does: the producer sends an END for each.
-        return list({status.key: status for status in found}.values())
+        first, *rest = self.spans_of(list({status.key: status for status in found}.values()))
+        # As a stock broker does: the producer sends an END for each.
+        return first if not rest else found[:1]
+
+    def spans_of(self, found: Sequence[TransactionStatus]) -> list[list[TransactionStatus]]:
+        """Half messages in parts, each small enough for one span: a commit may have to copy it."""
+        parts: list[list[TransactionStatus]] = [[]]
+        left = _COPIED_BYTES_MAX
+        for status in found:
+            size = 0 if status.half is None else status.half.size
+            if size > left and parts[-1]:
+                parts.append([])
+                left = _COPIED_BYTES_MAX
+            left -= size
+            parts[-1].append(status)
+        return parts
 
     def _find(self, key: int, offset: int, position: int, group: str) -> TransactionStatus:
         half, is_open = self.halves.pending.find(key), True
@@ -359,7 +376,7 @@ class Transactions:
             if kind is _COMMITTED:
                 committed += 1
                 topic = topics.get(queue.topic)
-                if topic is not None and not is_delayed:  # It counts when it is delivered.
+                if topic is not None and not is_delayed:  # See _delay.
                     topic.put_count += 1
                     topic.put_bytes += entry[2]
         self.tally.committed += committed
@@ -370,7 +387,13 @@ class Transactions:
 
     def _delay(self, half: Half, data: bytes, stored_ms: int) -> bool:
         # Log time may be ahead of a clock that was set back; a delay goes by the clock.
-        return self._schedule.put_committed(half, data, stored_ms, self._clock.wall_ms())
+        if self._schedule.put_committed(half, data, stored_ms, self._clock.wall_ms()):
+            return True  # It counts when it is delivered.
+        topic = self._topics.by_name.get(half.queue.topic)
+        if topic is not None:
+            topic.put_count += 1
+            topic.put_bytes += half.size
+        return False
 
     def _conflict(self, found: TransactionStatus, event: Event, source: DecisionSource) -> None:
         self.tally.conflicts += 1

@@ -97,7 +97,9 @@ class SendHandlers:
         }
 
     def send(self, connection: Connection, request: Command) -> None:
-        """10, 310, 320, 7712: store a message or a batch; only the header of 10 has long names."""
+        """10, 310, 320 and 7712: store a message, a batch, or a half message with a delay; only the
+        header of 10 has long names.
+        """
         header: SendMessage
         if isinstance(request.ext, SendMessage):  # A run's 310 is decoded this far.
             header = request.ext

@@ -250,7 +250,9 @@ class TransactionHandlers:
 
         def decide(now_ms: int) -> int:
             found = self._whole(header.transaction_id)
-            self._transactions.decide(found, event, _OPERATOR, now_ms, reason)
+            for part in self._transactions.spans_of(found):
+                self._transactions.decide(part, event, _OPERATOR, now_ms, reason)
+                now_ms = self._flusher.decision_ms()
             return len(found)
 
         self._decide(connection, request, decide)

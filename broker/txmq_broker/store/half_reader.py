@@ -168,7 +168,10 @@ class HalfReader:
                 return None
             # A commit in a later file wrote the message again.
             if record.sys_flag & records.TYPE_BITS != records.PREPARED:
-                position = record.half_position or record.prepared_position
+                if record.sys_flag & records.TYPE_BITS == records.COMMITTED:
+                    position = record.prepared_position
+                else:
+                    position = record.half_position or record.prepared_position
                 if not position:
                     return None
         try:

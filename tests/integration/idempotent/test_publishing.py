@@ -132,6 +132,28 @@ def test_another_result_is_refused_and_leaves_the_key_free(shop, made):
     assert (rows(), effects.rows_done()) == ([], 0)
 
 
+@run_by(in_loop)
+async def test_a_session_of_the_other_kind_is_refused_and_nothing_is_lost(shop):
+    engine, effects, rows = shop("sqlite")
+    awaited = create_async_engine(effects.url.set(drivername="sqlite+aiosqlite"))
+
+    def plain(session, message):
+        return bill_for(message)
+
+    async def coroutine(session, message):
+        return bill_for(message)
+
+    with pytest.raises(UsageError, match="needs a session that blocks"):
+        async with awaited.begin() as connection:
+            OUTBOX.publishes()(plain)(connection, ORDER)
+    with pytest.raises(UsageError, match="for asyncio"), engine.begin() as connection:
+        await OUTBOX.publishes()(coroutine)(connection, ORDER)
+    with pytest.raises(UsageError, match="by its position"):
+        OUTBOX.publishes()(plain)(session=engine, message=ORDER)
+    assert rows() == []
+    await awaited.dispose()
+
+
 def test_a_method_and_a_fixed_lane(shop):
     engine, _, rows = shop("sqlite")
 

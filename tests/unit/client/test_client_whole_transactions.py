@@ -76,7 +76,7 @@ async def test_a_decision_reaches_each_broker_with_another_message_but_no_copy(s
     silent.on_list_transaction_messages = lambda request: None
 
     with pytest.raises(
-        TransportError, match="at broker-a and broker-b are decided.*broker-d"
+        TransportError, match="holds at broker-a and broker-b;.*not decided: broker-d"
     ) as it:
         await stage.admin.decide_transaction(
             "X", "commit", operator="ann", reason="audit", broker=given

@@ -82,6 +82,7 @@ async def test_a_time_of_delivery_holds_unless_the_commit_is_later(stage, client
 
     assert 0 <= (await arrival(client)).stored_ms - expected_ms < 200
     assert stage.broker.transactions.tally.committed == 1
+    assert stage.broker.topics.by_name["T"].put_count == 1
 
 
 @run_by(in_world_with_client, topic="T")

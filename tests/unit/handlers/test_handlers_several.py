@@ -1,5 +1,7 @@
 """ENDs and operators that decide several half messages of one transaction."""
 
+from itertools import pairwise
+
 import pytest
 
 from tests.running import run_by
@@ -12,6 +14,7 @@ from tests.unit.handlers.transaction_stage import (
     in_lives,
     prepare,
 )
+from txmq.limits import FRAME_BYTES_MAX
 from txmq.protocol.bodies import OpenTransactions, TransactionMessages
 from txmq.protocol.codes import RequestCode
 from txmq.protocol.headers import (
@@ -20,6 +23,7 @@ from txmq.protocol.headers import (
     NamedTransaction,
     OtherHalf,
 )
+from txmq.protocol.span import ends_in
 from txmq.testing import Loss
 
 
@@ -118,6 +122,26 @@ async def test_an_operator_decides_the_whole_transaction(stage, client, /, name)
 
     assert await seen(client, "T", "S") == [b"0", b"2", b"1"]
     assert stage.broker.transactions.tally.forced == 3
+
+
+@run_by(in_world_with_client, topic="T")
+async def test_an_operator_decides_large_delayed_messages_in_spans_that_followers_can_take(
+    stage, client, /
+):
+    for number in range(5):
+        unique = f"X.{number}" if number else "X"
+        body = b"x" * 4_000_000
+        await prepare(client, "T", unique, body, TXMQ_XID="X", TIMER_DELAY_SEC="60")
+    segments = stage.broker.store.log.segments
+    begin = segments.end
+
+    await client.ok(RequestCode.DECIDE_TRANSACTION, by_hand("X", "commit"))
+
+    assert stage.broker.transactions.tally.forced == len(stage.broker.store.delays) == 5
+    ends = [begin, *ends_in(segments.read(begin, segments.end - begin), begin)]
+    sizes = [end - start for start, end in pairwise(ends)]
+    assert len(sizes) == 5
+    assert max(sizes) < FRAME_BYTES_MAX // 2
 
 
 @run_by(with_client, topic="T")

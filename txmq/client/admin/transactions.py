@@ -6,7 +6,6 @@ Only txmq brokers support these requests; Apache RocketMQ answers "not supported
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
-from contextlib import suppress
 from typing import Final, Literal, NamedTuple
 
 from msgspec.structs import replace
@@ -22,7 +21,14 @@ from txmq.client.values import (
     TransactionReport,
     WholeTransaction,
 )
-from txmq.errors import Effect, NotFound, RequestNotSupported, TransportError, UsageError
+from txmq.errors import (
+    BrokerRefused,
+    Effect,
+    NotFound,
+    RequestNotSupported,
+    TransportError,
+    UsageError,
+)
 from txmq.message import Queue, ReceivedMessage
 from txmq.protocol import bodies
 from txmq.protocol.codes import RequestCode
@@ -120,7 +126,6 @@ class TransactionCalls(ClusterCalls):
 
         Raises:
             TransportError: No name server answers.
-            BrokerRefused: A broker refuses.
         """
         found = {message.id: message}
         silent: dict[str, str] = {}
@@ -140,7 +145,7 @@ class TransactionCalls(ClusterCalls):
                 )
             except RequestNotSupported:
                 continue
-            except TransportError as error:
+            except (BrokerRefused, TransportError) as error:
                 silent[info.name] = str(error).strip()
                 continue
             for row in bodies.TransactionMessages.read(answer.body).messages:
@@ -169,8 +174,8 @@ class TransactionCalls(ClusterCalls):
             ShouldCommit: The transaction has been committed; that is final.
             ShouldRollBack: The transaction has been rolled back; that is final.
             InvalidParameter: Operator or reason is missing.
-            TransportError: The broker does not answer; it may have decided. Or another broker,
-                which may have more messages of the transaction, does not answer.
+            TransportError: The broker does not answer; it may have decided. Or, with the effect
+                ``APPLIED``, another broker that may have more of its messages has not decided.
             TxmqError: As for :meth:`transaction`.
         """
         code = RequestCode.DECIDE_TRANSACTION
@@ -178,18 +183,23 @@ class TransactionCalls(ClusterCalls):
         whole = await self.transaction_messages(found.transaction())
         header = DecideTransaction(name, decision, operator, reason)
         await self._session.request(found.address, code, header)
-        decided = {found.broker}
+        decided, left = {found.broker}, dict(whole.silent)
         for message in whole.open:
-            if message.queue.broker not in decided:
+            if message.queue.broker not in decided | left.keys():
                 decided.add(message.queue.broker)
                 header = DecideTransaction(message.id, decision, operator, reason)
-                with suppress(NotFound):
+                try:
                     await self._ask_broker(message.queue.broker, code, header)
-        if whole.silent:
-            silent = "; ".join(f"{name}: {why}" for name, why in whole.silent.items())
+                except NotFound:
+                    continue  # It was decided meanwhile.
+                except (BrokerRefused, TransportError) as error:
+                    decided.discard(message.queue.broker)
+                    left[message.queue.broker] = str(error).strip()
+        if left:
+            problems = "; ".join(f"{name}: {why}" for name, why in left.items())
             loss = TransportError(
-                f"the messages at {' and '.join(sorted(decided))} are decided, but not those that "
-                f"brokers may have which do not answer: {silent}"
+                f"the decision holds at {' and '.join(sorted(decided))}; other brokers may have "
+                f"more messages of the transaction, which are not decided: {problems}"
             )
             loss.effect = Effect.APPLIED
             raise loss

@@ -14,7 +14,7 @@ from functools import partial
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
-from msgspec.structs import replace as changed
+import msgspec
 
 from txmq.client.cluster_client import ClusterClient, client_of
 from txmq.client.lifecycle import Lifecycle, not_open
@@ -250,16 +250,16 @@ class Sender:
         self, envelope: Envelope, queue: Queue | None, size: int, due_ms: int
     ) -> SendResult:
         # Other brokers do not know this request, and so they store nothing.
-        delayed = changed(envelope, code=int(RequestCode.SEND_DELAYED_HALF))
+        delayed = msgspec.structs.replace(envelope, code=int(RequestCode.SEND_DELAYED_HALF))
         try:
             result: SendResult = await self.pending.run(delayed, queue, size, is_once=True)
         except RequestNotSupported as error:
             raise RequestNotSupported(
-                "only a txmq broker can delay a message of a transaction; "
-                "RocketMQ cannot, and nothing is stored"
+                "only a txmq broker can delay a message of a transaction, and this one is none: "
+                "the message is not stored"
             ) from error
         handle = RecallHandle(envelope.topic, result.queue.broker, due_ms, envelope.id)
-        return changed(result, recall_handle=recall.encode(handle))
+        return msgspec.structs.replace(result, recall_handle=recall.encode(handle))
 
     async def writable(self, topic: str) -> Sequence[Queue]:
         """The writable queues of a topic; queries the route if it is unknown.

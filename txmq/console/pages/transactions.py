@@ -15,6 +15,7 @@ from txmq.console.markup import link, url_of
 from txmq.console.pages.parts import ChangePreview, ListOrder, body_values, order_of, sorted_rows
 from txmq.console.visits import ChangeDone, PageContent, Routes, Visit, check_bytes, render
 from txmq.errors import (
+    Effect,
     LimitExceeded,
     NotFound,
     RequestNotSupported,
@@ -299,12 +300,14 @@ async def change_chosen(visit: Visit) -> ChangeDone:
         return None
 
     errors = [error for error in await for_each(names, change) if error is not None]
-    if len(errors) == len(names):
-        raise errors[0]
-    notice = f"{quantity(len(names) - len(errors), 'transaction')} {act.done}"
-    if errors:
-        first = str(errors[0]).strip()
-        notice += f"; {len(errors)} of {len(names)} failed, the first of them: {first}"
+    failed = [error for error in errors if error.effect is not Effect.APPLIED]
+    if len(failed) == len(names):
+        raise failed[0]
+    notice = f"{quantity(len(names) - len(failed), 'transaction')} {act.done}"
+    if failed:
+        notice += f"; {len(failed)} of {len(names)} failed, the first of them: {failed[0]}".rstrip()
+    elif errors:
+        notice += f"; {errors[0]}".rstrip()
     return ChangeDone("/transactions", notice)
 
 

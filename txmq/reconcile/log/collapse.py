@@ -179,10 +179,12 @@ class Collapse:
         if is_known or copy is not None:
             self._decide(decision._replace(queue_offset=record.queue_offset), copy)
 
-    def _take_delayed(self, record: Record, decision: Decision, topic: str) -> None:
+    def _take_delayed(self, record: Record, decision: Decision, topic: str, queue: int) -> None:
         """Take the message of a committed transaction that waits for its time."""
         is_known = decision.half_position in self.open
         copy = None if is_known else self._message(record, "prepared", topic)
+        if copy is not None:
+            copy.queue = queue
         if is_known or copy is not None:
             self._decide(decision, copy, record.position)
 
@@ -196,7 +198,7 @@ class Collapse:
                 return
             topic, queue = record.real_place
             if (decision := self._copied.pop(record.half_position, None)) is not None:
-                self._take_delayed(record, decision, topic)
+                self._take_delayed(record, decision, topic, queue)
                 return
         if topic.startswith((RETRY, DLQ)):
             self._fail(record, topic)

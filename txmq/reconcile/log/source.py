@@ -137,7 +137,7 @@ def _raw_record(found: Found) -> dict[str, Any]:
         "keys": named.get(properties.KEYS),
         "tags": named.get(properties.TAGS),
         "properties": named,
-        "half_position": found.prepared_position if has_half else None,
+        "half_position": (found.prepared_position if has_half else found.half_position) or None,
         "reason": named.get(properties.DEAD_REASON) if kind == "dead_letter" else None,
     }
 

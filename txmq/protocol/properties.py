@@ -72,10 +72,10 @@ def find(text: str, name: str) -> str | None:
     return None
 
 
-def delay_in(find: Callable[[str], str | None]) -> str | None:
-    """The name of the first property that requests a delay; ``find`` gives the value of one."""
+def delay_in(value_of: Callable[[str], str | None]) -> str | None:
+    """The name of the first property that requests a delay; ``value_of`` gives any's value."""
     for name in DELAYS:
-        if find(name) not in (None, "", "0"):
+        if value_of(name) not in (None, "", "0"):
             return name
     return None
 

@@ -146,7 +146,7 @@ _BEFORE_HOSTS: Final = Struct(">IIIIiqqiq")
 _AFTER_HOSTS: Final = Struct(">iqI")
 HEAD_BYTES: Final = _HEAD.size
 _LONG: Final = Struct(">q")
-_DIGITS_MAX: Final = 20
+_DIGITS_MAX: Final = 19
 _SHORT: Final = Struct(">H")
 # Plain numbers: the complement of an enum flag would drop the bits that the enum does not name.
 _V6: Final = int(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6)
@@ -208,7 +208,7 @@ class Record(msgspec.Struct, gc=False):
         Clients can write it, too.
         """
         text = properties.find(self.properties, properties.HALF) or ""
-        return int(text) if text.isascii() and text.isdecimal() and len(text) < _DIGITS_MAX else 0
+        return int(text) if text.isascii() and text.isdecimal() and len(text) <= _DIGITS_MAX else 0
 
     def property_map(self) -> dict[str, str]:
         """The properties by name."""

@@ -250,9 +250,11 @@ class TransactionHandlers:
 
         def decide(now_ms: int) -> int:
             found = self._whole(header.transaction_id)
-            for part in self._transactions.spans_of(found):
-                self._transactions.decide(part, event, _OPERATOR, now_ms, reason)
-                now_ms = self._flusher.decision_ms()
+            first, *rest = self._transactions.spans_of(found)
+            self._transactions.decide(first, event, _OPERATOR, now_ms, reason)
+            for part in rest:
+                later_ms = self._flusher.decision_ms()
+                self._transactions.decide(part, event, _OPERATOR, later_ms, reason)
             return len(found)
 
         self._decide(connection, request, decide)

@@ -148,9 +148,9 @@ def test_all_messages_of_a_transaction_are_shown_whichever_broker_has_them(tx_at
         tx("commit", "X", "--broker", "broker-a", "--reason", "in the books", "--yes")
 
         assert tx("list") == "no open transactions\n"
-        told = tx("history", "X.1")
-        assert "X.1 of icbc: committed" in told
-        assert "together with 2 messages: X (committed), X.2 (committed)" in told
+        history = tx("history", "X.1")
+        assert "X.1 of icbc: committed" in history
+        assert "together with 2 messages: X (committed), X.2 (committed)" in history
         states = [row["state"] for row in json.loads(tx("history", "X", "--json"))["messages"]]
         assert states == ["committed"] * 3
 

@@ -167,7 +167,7 @@ class Chain:
         accepted = {
             *self.services["stock"].ask("SELECT customer_order FROM entry WHERE is_accepted")
         }
-        told = {body for queue in bodies(self.broker, SAYS["bill"], QUEUES) for body in queue}
+        announced = {body for queue in bodies(self.broker, SAYS["bill"], QUEUES) for body in queue}
         harm = {
             "the customer ordered, and nobody knows of it": self.sent.keys() - order.keys(),
             "the order was entered more than once": repeated(order),
@@ -176,8 +176,8 @@ class Chain:
             "the pieces were given away, and nobody billed them": accepted - bill.keys(),
             "the customer was billed for what the stock refused": bill.keys() - accepted,
             "the customer was billed more than once": repeated(bill),
-            "nobody was told that the order is billed": bill.keys() - told,
-            "it is in the books, and nobody ordered it": {*order, *stock, *bill, *told}
+            "the order is billed, and no message says so": bill.keys() - announced,
+            "it is in the books, and nobody ordered it": {*order, *stock, *bill, *announced}
             - self.sent.keys(),
         }
         found = [f"{what}: {', '.join(sorted(keys))}" for what, keys in harm.items() if keys]
@@ -199,7 +199,7 @@ def repeated(counts):
 
 @pytest.fixture
 def chain(postgres, tmp_path):
-    """Makes a chain whose stock publishes wrongly, if it is told for which order it shall die."""
+    """Makes a chain; with a doomed order, its stock publishes wrongly and dies at that order."""
     with contextlib.ExitStack() as stack:
 
         def make(doomed=""):

@@ -33,12 +33,12 @@ async def listed(stage, entry=ENTRY):
     return await stage.admin.transaction_messages(message)
 
 
-def told(whole):
+def places(whole):
     return [(message.id, message.queue.broker, message.state) for message in whole.messages]
 
 
 @staged(brokers=4)
-async def test_messages_of_all_brokers_are_told_without_copies_and_with_who_is_silent(stage):
+async def test_messages_of_all_brokers_are_listed_without_copies_and_with_who_is_silent(stage):
     first, second, third, silent = stage.cluster.brokers
     lists(first, ENTRY, replace(OTHER, transaction_id="X.10"))
     lists(second, ENTRY, replace(OTHER, transaction_id="X.2", state="committed"))
@@ -47,7 +47,7 @@ async def test_messages_of_all_brokers_are_told_without_copies_and_with_who_is_s
 
     whole = await listed(stage)
 
-    assert told(whole) == [
+    assert places(whole) == [
         ("X", "broker-b", "prepared"),
         ("X.1", "broker-c", "prepared"),
         ("X.2", "broker-b", "committed"),
@@ -61,7 +61,7 @@ async def test_messages_of_all_brokers_are_told_without_copies_and_with_who_is_s
 async def test_a_message_of_an_older_broker_is_a_transaction_of_its_own(stage):
     whole = await listed(stage, replace(OTHER, xid=""))
 
-    assert (told(whole), whole.silent) == ([("X.1", "broker-b", "prepared")], {})
+    assert (places(whole), whole.silent) == ([("X.1", "broker-b", "prepared")], {})
     assert whole.messages[0].xid == "X.1"
 
 

@@ -322,3 +322,12 @@ def in_world_with_client(main, settings=SETTINGS, *, topic=None, run=in_world, *
 
     of_both.__qualname__ = main.__qualname__
     run(of_both, settings, **options)
+
+
+async def arrival(client, topic, offset=0):
+    """The next message of a topic, waited for as a consumer does."""
+    while True:
+        header = pulling(topic, offset, hold_ms=20_000)
+        found = pulled(await client.ask(RequestCode.PULL_MESSAGE, header))
+        if found.code == 0:
+            return found.records[0]

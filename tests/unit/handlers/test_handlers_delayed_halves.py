@@ -7,10 +7,9 @@ from msgspec.structs import replace
 
 from tests.running import run_by
 from tests.unit.handlers.handler_stage import (
+    arrival,
     in_world,
     in_world_with_client,
-    pulled,
-    pulling,
     with_client,
 )
 from tests.unit.handlers.test_handlers_several import by_hand, end_all
@@ -40,15 +39,6 @@ AFTER_10_S = [{"DELAY": "3"}, {"TIMER_DELAY_SEC": "10"}, {"TIMER_DELAY_MS": "100
 LATER = AFTER_10_S[1]
 
 
-async def arrival(client, offset=0):
-    """The next message of T, waited for as a consumer does."""
-    while True:
-        header = pulling("T", offset, hold_ms=20_000)
-        found = pulled(await client.ask(RequestCode.PULL_MESSAGE, header))
-        if found.code == 0:
-            return found.records[0]
-
-
 async def is_empty(client):
     return (await client.pull("T")).bodies == []
 
@@ -64,7 +54,7 @@ async def test_the_delay_begins_with_the_commit(stage, client, /, wish):
     assert await end(client, half, COMMIT) == 0
 
     assert await is_empty(client)
-    came = await arrival(client)
+    came = await arrival(client, "T")
     assert 10_000 <= stage.clock.wall_ms() - committed_ms < 10_200
     named = came.property_map()
     assert (came.body, named["UNIQ_KEY"], named["TAGS"]) == (b"later", "U1", "a")
@@ -80,7 +70,7 @@ async def test_a_time_of_delivery_holds_unless_the_commit_is_later(stage, client
 
     assert await end(client, half, COMMIT) == 0
 
-    assert 0 <= (await arrival(client)).stored_ms - expected_ms < 200
+    assert 0 <= (await arrival(client, "T")).stored_ms - expected_ms < 200
     assert stage.broker.transactions.tally.committed == 1
     assert stage.broker.topics.by_name["T"].put_count == 1
 
@@ -145,7 +135,7 @@ async def test_a_shorter_limit_of_delays_does_not_stop_a_commit(stage, client, /
 async def test_its_history_is_found_from_the_delivered_message(stage, client, /):
     half = await prepare(client, **LATER)
     await end(client, half, COMMIT)
-    came = await arrival(client)
+    came = await arrival(client, "T")
     place = offset_id(came.store_host, came.position)
     stage.broker.store.halves.recent.clear()
 
@@ -168,7 +158,7 @@ async def test_an_operator_commits_a_parked_one(stage, /):
     await client.ok(RequestCode.DECIDE_TRANSACTION, by_hand("U1", "commit"))
 
     assert await is_empty(client)
-    assert (await arrival(client)).body == b"half"
+    assert (await arrival(client, "T")).body == b"half"
 
 
 @pytest.mark.fault("S4")
@@ -194,7 +184,10 @@ async def test_a_power_cut_leaves_a_delayed_and_a_plain_one_both_committed_or_bo
     open_now = len(life.broker.transactions.halves.pending)
     assert (open_now, len(life.broker.store.delays)) == ((0, 1) if is_late else (2, 0))
     if is_late:
-        assert [(await arrival(client, offset)).body for offset in (0, 1)] == [b"now", b"later"]
+        assert [(await arrival(client, "T", offset)).body for offset in (0, 1)] == [
+            b"now",
+            b"later",
+        ]
 
 
 @pytest.mark.parametrize("how", ["restart", "kill_and_start"])
@@ -213,6 +206,6 @@ async def test_it_survives_a_restart_before_and_after_its_commit(
     if not is_committed:
         assert await end(client, half, COMMIT) == 0
     assert await is_empty(client)
-    assert (await arrival(client)).body == b"half"
+    assert (await arrival(client, "T")).body == b"half"
     await asyncio.sleep(20)
     assert len((await client.pull("T")).bodies) == 1

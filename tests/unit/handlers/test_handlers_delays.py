@@ -6,6 +6,7 @@ from msgspec.structs import replace
 from tests.running import run_by
 from tests.unit.handlers.handler_stage import (
     SETTINGS,
+    arrival,
     in_world_with_client,
     pulled,
     pulling,
@@ -33,15 +34,6 @@ from txmq_broker.config import DelaySettings
 SCHEDULE = "SCHEDULE_TOPIC_XXXX"
 LEVELS_S = [1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200]
 """The seeds' table."""
-
-
-async def arrival(client, topic, offset=0):
-    """The next message of a topic, waited for as a consumer does."""
-    while True:
-        header = pulling(topic, offset, hold_ms=20_000)
-        found = pulled(await client.ask(RequestCode.PULL_MESSAGE, header))
-        if found.code == 0:
-            return found.records[0]
 
 
 @pytest.mark.slow

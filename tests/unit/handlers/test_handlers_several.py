@@ -178,10 +178,10 @@ async def test_a_broker_lists_its_messages_of_a_transaction_open_and_decided(lif
     await prepare(client, "T", "X.3", b"3")  # It does not name X.
     assert await end(client, second, COMMIT) == await end(client, third, ROLLBACK) == 0
 
-    told = [("X", "T", "prepared"), ("X.1", "S", "committed"), ("X.2", "T", "rolled back")]
-    assert await known(client, "X") == told
+    expected = [("X", "T", "prepared"), ("X.1", "S", "committed"), ("X.2", "T", "rolled back")]
+    assert await known(client, "X") == expected
     await life.restart()
-    assert await known(await life.client(), "X") == told
+    assert await known(await life.client(), "X") == expected
 
 
 @run_by(with_client, topic="T")

@@ -255,8 +255,8 @@ class Sender:
             result: SendResult = await self.pending.run(delayed, queue, size, is_once=True)
         except RequestNotSupported as error:
             raise RequestNotSupported(
-                "only a txmq broker can delay a message of a transaction, and this one is none: "
-                "the message is not stored"
+                "only a txmq broker can delay a message of a transaction; this broker is not one, "
+                "and has not stored the message"
             ) from error
         handle = RecallHandle(envelope.topic, result.queue.broker, due_ms, envelope.id)
         return msgspec.structs.replace(result, recall_handle=recall.encode(handle))
